@@ -10,7 +10,7 @@ use quire::control::along::{
 };
 
 /// A sample is looked at for so many faults of all of a program.
-const SEEN_AFTER: usize = SAMPLES * ALONE_ONE_IN as usize;
+const SEEN_AFTER: f64 = (SAMPLES * ALONE_ONE_IN as usize) as f64;
 
 /// A fault after which it is seen which neighbours are touched. The engine sees it only of what was served alone; here
 /// each fault stands for many, and shows it.
@@ -121,7 +121,7 @@ impl Along {
             let swapped = swapped & !(1 << at);
             place.insert(Sample { first: at, swapped, touched: 0, is_alone });
             self.ages.push_back(key);
-            while self.ages.len() as f64 > (SEEN_AFTER as f64 / scale).max(1.0) {
+            while self.ages.len() as f64 > (SEEN_AFTER / scale).max(1.0) {
                 self.settle_oldest();
             }
         }

@@ -103,8 +103,9 @@ pub(super) struct Terms {
     /// Length of a packed page, as a part of a page.
     pub packed: f64,
     pub has_file: bool,
-    /// Whether the program is several processes.
+    /// Whether the program is several processes, and how many of its pages are not managed.
     pub is_shared: bool,
+    pub unmanaged_pages: u64,
     /// Pages of the program for each of those sampled.
     pub scale: f64,
 }
@@ -138,10 +139,10 @@ impl Miniature {
         self.mapped_of.extend([0; REGION_GROUPS]);
     }
 
-    /// What happens in it when these pages are touched, one region after another, while so many pages are not managed.
-    pub(super) fn play(&mut self, touches: &[Touch], unmanaged_pages: u64, terms: &Terms) {
+    /// What happens in it when these pages are touched, one region after another.
+    pub(super) fn play(&mut self, touches: &[Touch], terms: &Terms) {
         let budget_pages = self.budget_bytes / PAGE_SIZE as u64;
-        let limit = managed_part(budget_pages, unmanaged_pages, 0) as f64 / terms.scale;
+        let limit = managed_part(budget_pages, terms.unmanaged_pages, 0) as f64 / terms.scale;
         let mut misses = Misses::default();
         for &touch in touches {
             misses += self.touch(touch, limit, terms);

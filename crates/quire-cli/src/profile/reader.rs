@@ -59,7 +59,6 @@ pub(super) struct Reader {
     members: BTreeMap<u32, u64>,
     next_budget: u32,
     need_pages: u64,
-    unmanaged_pages: u64,
     /// Looks since it was seen last what sampling costs, and the counters then.
     looks: u32,
     cost_at: Instant,
@@ -82,7 +81,6 @@ impl Reader {
             members: BTreeMap::new(),
             next_budget: 0,
             need_pages: 0,
-            unmanaged_pages: 0,
             looks: 0,
             cost_at: Instant::now(),
             counts: Counts::default(),
@@ -117,9 +115,10 @@ impl Reader {
         let wanted = control.wanted();
         // What is there for sampling alone does not count.
         let tables = self.members.values().sum::<u64>() + self.own_pages;
-        self.unmanaged_pages = control.unmanaged_pages.load(Relaxed).saturating_sub(tables);
-        self.need_pages = self.need_pages.max(wanted + self.unmanaged_pages);
-        self.world.note_wanted(wanted, self.shift, self.members.len());
+        let unmanaged = control.unmanaged_pages.load(Relaxed).saturating_sub(tables);
+        self.need_pages = self.need_pages.max(wanted + unmanaged);
+        self.world.note_members(self.members.len(), unmanaged);
+        self.world.note_wanted(wanted, self.shift);
         // Those that are about to be too small begin, and those that are far too small end.
         let need_bytes = (self.need_pages * PAGE_SIZE as u64) as f64;
         let budget = |number| BUDGET_FIRST * 2f64.powf(f64::from(number) / PER_DOUBLING);
@@ -168,7 +167,7 @@ impl Reader {
             Told::Packed { bytes, unpack_ns } => self.world.note_packed(bytes, unpack_ns),
             Told::End { windows } => {
                 self.looks += 1;
-                self.world.end_look(pid, look, self.unmanaged_pages);
+                self.world.end_look(pid, look);
                 if sample.is_census() {
                     self.world.end_census(pid, look);
                 }

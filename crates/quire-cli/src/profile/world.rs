@@ -38,14 +38,12 @@ struct Known {
 /// Pages of a region, by its number.
 type Pages = (u64, u32);
 
-/// What was seen at a look, and what was so when it ended: how many pages each sampled one stood for, and how many
-/// were not managed.
+/// What was seen at a look, and what was so when it ended; `None` where it has not.
 #[derive(Default)]
 struct Look {
     gone: Vec<Pages>,
     touched: Vec<Pages>,
-    scale: f64,
-    unmanaged_pages: u64,
+    terms: Option<Terms>,
 }
 
 /// The looks of a process that are not played yet, the oldest first. What is touched all the time is looked at now
@@ -110,6 +108,7 @@ impl World {
                 packed: Packs::default().part(),
                 has_file,
                 is_shared: false,
+                unmanaged_pages: 0,
                 scale: 1.0,
             },
             regions: Vec::new(),
@@ -149,9 +148,13 @@ impl World {
         self.terms.costs
     }
 
-    /// Notes that the program has so many processes, and pages with content: the sampled ones stand for these.
-    pub(super) fn note_wanted(&mut self, pages: u64, shift: u32, members: usize) {
-        self.terms.is_shared = members > 1;
+    /// Notes how many processes the program has, and how much that is not managed.
+    pub(super) fn note_members(&mut self, members: usize, unmanaged_pages: u64) {
+        (self.terms.is_shared, self.terms.unmanaged_pages) = (members > 1, unmanaged_pages);
+    }
+
+    /// Notes that the program has so many pages with content: the sampled ones stand for these.
+    pub(super) fn note_wanted(&mut self, pages: u64, shift: u32) {
         let nominal = f64::from(1u32 << shift);
         let counted = pages as f64 / self.present.max(1) as f64;
         self.terms.scale = counted.clamp(nominal / 2.0, nominal * 2.0);
@@ -208,16 +211,11 @@ impl World {
     }
 
     /// A member has told all of a look.
-    pub(super) fn end_look(&mut self, pid: u32, look: u16, unmanaged_pages: u64) {
+    pub(super) fn end_look(&mut self, pid: u32, look: u16) {
         let looks = self.looks.entry(pid).or_insert_with(|| Looks::new(look));
-        let ended = looks.last_mut();
-        (ended.scale, ended.unmanaged_pages) = (self.terms.scale, unmanaged_pages);
+        looks.last_mut().terms = Some(self.terms);
         looks.last = look.wrapping_add(1);
-        looks.waiting.push_back(Look {
-            scale: self.terms.scale,
-            unmanaged_pages,
-            ..Look::default()
-        });
+        looks.waiting.push_back(Look::default());
         if looks.waiting.len() > PLAYED_AFTER {
             self.play_oldest(pid);
         }
@@ -253,7 +251,7 @@ impl World {
     fn play_oldest(&mut self, pid: u32) -> bool {
         let Some(looks) = self.looks.get_mut(&pid) else { return false };
         let Some(oldest) = looks.waiting.pop_front() else { return false };
-        let Look { gone, mut touched, scale, unmanaged_pages } = oldest;
+        let Look { gone, mut touched, terms } = oldest;
         let look = looks_since(looks.waiting.len() as u16, looks.last);
         for (number, pages) in gone {
             self.play_gone((pid, number), pages);
@@ -271,9 +269,11 @@ impl World {
             touches.push(Touch { turn, region, pages, is_again });
         }
         touches.sort_unstable_by_key(|touch| touch.turn);
-        let terms = Terms { scale, ..self.terms };
+        // What faults cost, and how long packed pages are, is known better by now.
+        let Terms { costs, packed, .. } = self.terms;
+        let terms = Terms { costs, packed, ..terms.unwrap_or(self.terms) };
         for miniature in &mut self.miniatures {
-            miniature.play(&touches, unmanaged_pages, &terms);
+            miniature.play(&touches, &terms);
         }
         true
     }
@@ -386,8 +386,8 @@ mod tests {
         fn touch(&mut self, groups: impl IntoIterator<Item = u64>, pages: u16, patience: u32) {
             self.tell(groups, pages, patience);
             self.look += 1;
-            self.world.note_wanted(self.world.present() as u64, 0, 1);
-            self.world.end_look(PID, self.look, 0);
+            self.world.note_wanted(self.world.present() as u64, 0);
+            self.world.end_look(PID, self.look);
         }
 
         /// Touches nothing until all that it has touched is played.
@@ -452,6 +452,20 @@ mod tests {
             program.touch(0..20 * MIB / GROUP_BYTES, 1, 0);
         }
         assert_eq!(program.misses()[0].swapped_in(), before);
+    }
+
+    #[test]
+    fn a_look_is_played_with_what_was_so_at_it() {
+        let misses = |members: usize, later: usize| {
+            let mut program = Program::new(&[24], false);
+            program.world.note_members(members, 0);
+            (0..6).for_each(|_| program.touch(0..227 * MIB / 10 / GROUP_BYTES, ALL, 0));
+            program.world.note_members(later, 0);
+            program.misses()[0]
+        };
+        assert_eq!(misses(1, 2), Misses::default(), "one process has room");
+        assert!(misses(2, 2).limbo > 0.0, "two keep more free");
+        assert_eq!(misses(2, 1), misses(2, 2));
     }
 
     #[test]
