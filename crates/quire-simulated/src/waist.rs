@@ -147,6 +147,22 @@ impl Mmu for Simulated {
         }
     }
 
+    fn find_missing(&self, pages: PageRange, is_missing: &mut [bool]) {
+        self.enter();
+        let state = self.state();
+        for (page, is_missing) in pages.pages().zip(is_missing) {
+            *is_missing &= state.entries[page.index()].physical == 0;
+        }
+    }
+
+    fn find_empty(&self, frames: FrameRun, is_empty: &mut [bool]) {
+        self.enter();
+        let state = self.state();
+        for (at, is_empty) in is_empty.iter_mut().enumerate() {
+            *is_empty &= state.places[frames.start.add(at).0 as usize] == 0;
+        }
+    }
+
     fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool {
         self.enter();
         let state = self.state();

@@ -173,6 +173,25 @@ fn the_first_page_and_the_last_may_be_the_refused_ones() {
     machine.expect_all(range);
 }
 
+/// The engine is not told, and finds nothing at their places in the pool.
+#[test]
+fn pages_that_the_program_drops_by_a_bare_call_are_gone_from_the_books_with_their_neighbours() {
+    let (machine, range) = machine_with(0, 16);
+    machine.mmu().unmap(pages(3, 2));
+    machine.mmu().unmap(pages(15, 1));
+    let evicted = machine.evict(range);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (13, 3, 0));
+    machine.space.check();
+    for page in range.pages() {
+        if [3, 4, 15].contains(&page.0) {
+            assert_eq!(machine.content(page).unwrap(), [0; PAGE_SIZE], "{page:?}");
+        } else {
+            machine.expect(page, page.0 + 1);
+        }
+    }
+    machine.space.check();
+}
+
 #[test]
 fn pages_of_a_pinned_range_that_became_read_only_stay_until_they_can_move() {
     let (machine, range) = machine_with(0, 16);

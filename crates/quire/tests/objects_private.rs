@@ -351,9 +351,15 @@ fn what_is_discarded_is_the_objects_again() {
     assert!(map[..] == bytes[..]);
 }
 
-/// No call of the library's: the kernel forgets the page, and the engine is not told.
-#[test]
-fn what_the_program_drops_by_itself_is_the_objects_again() {
+/// Drops the first pages of a mapping by a bare system call: the engine is not told. They are in memory, for
+/// what it has swapped out stays as it is.
+fn drop_bare(map: *mut u8, pages: usize) {
+    // SAFETY: whole pages of a mapping, which nothing else uses.
+    assert_eq!(unsafe { libc::madvise(map.cast(), pages * PAGE, libc::MADV_DONTNEED) }, 0);
+}
+
+/// Has a mapping of 30 pages, of which the first 20 are the object's and written, from its start on.
+fn with_written(test: impl FnOnce(&AddressSpace, &Object, &[u8], *mut u8)) {
     let _watchdog = Watchdog::new(60);
     let Some(space) = space(4 << 20) else { return };
     let bytes = packable(20 * PAGE, 18);
@@ -365,30 +371,67 @@ fn what_the_program_drops_by_itself_is_the_objects_again() {
     for page in 0..20 {
         assert!(store(at, page * PAGE, 0xdd));
     }
-    object.drop_cached(0..10 * PAGE as u64);
-    // SAFETY: whole pages of the mapping, which nothing else uses.
-    let dropped = unsafe { libc::madvise(at.cast(), 16 * PAGE, libc::MADV_DONTNEED) };
-    assert_eq!(dropped, 0);
-    for page in 0..16 {
-        if page % 2 == 0 {
+    test(&space, &object, &bytes, at);
+}
+
+#[test]
+fn what_the_program_drops_by_itself_is_the_objects_again() {
+    with_written(|space, object, bytes, at| {
+        object.drop_cached(0..10 * PAGE as u64);
+        drop_bare(at, 16);
+        for page in 0..16 {
+            if page % 2 == 0 {
+                assert_eq!(load(at, page * PAGE), Some(bytes[page * PAGE]), "page {page}");
+            }
+            assert!(store(at, page * PAGE + 1, page as u8));
+        }
+        press(space);
+        for page in 0..16 {
+            assert_eq!(load(at, page * PAGE), Some(bytes[page * PAGE]), "page {page}");
+            assert_eq!(load(at, page * PAGE + 1), Some(page as u8));
+        }
+        assert_eq!(load(at, 17 * PAGE), Some(0xdd), "not dropped");
+    });
+}
+
+#[test]
+fn what_the_program_drops_by_itself_can_be_reclaimed() {
+    with_written(|space, _, bytes, at| {
+        drop_bare(at, 16);
+        press(space);
+        for page in 0..16 {
             assert_eq!(load(at, page * PAGE), Some(bytes[page * PAGE]), "page {page}");
         }
-        assert!(store(at, page * PAGE + 1, page as u8));
-    }
-    press(&space);
-    for page in 0..16 {
-        assert_eq!(load(at, page * PAGE), Some(bytes[page * PAGE]), "page {page}");
-        assert_eq!(load(at, page * PAGE + 1), Some(page as u8));
-    }
-    assert_eq!(load(at, 17 * PAGE), Some(0xdd), "not dropped");
-    // Behind an end that came meanwhile.
-    object.set_len(2 * PAGE as u64).unwrap();
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::madvise(at.cast(), 16 * PAGE, libc::MADV_DONTNEED) }, 0);
-    assert_eq!(load(at, PAGE), Some(bytes[PAGE]));
-    assert_eq!(load(at, 5 * PAGE), None);
-    object.set_len(10 * PAGE as u64).unwrap();
-    assert_eq!(load(at, 5 * PAGE), Some(0));
+        assert_eq!(load(at, 17 * PAGE), Some(0xdd), "not dropped");
+    });
+}
+
+#[test]
+fn what_the_program_drops_by_itself_is_read_from_the_object_without_a_fault() {
+    let _watchdog = Watchdog::new(60);
+    let Some(space) = space(4 << 20) else { return };
+    let bytes = packable(20 * PAGE, 19);
+    let object = object_of(&space, &bytes);
+    // SAFETY: nothing writes the object.
+    let mut map = unsafe { MapOptions::new().map_copy(&object) }.unwrap();
+    map.fill(0xdd);
+    drop_bare(map.as_mut_ptr(), 16);
+    let mut read = vec![0; bytes.len()];
+    assert_eq!(map.try_read(0, &mut read).unwrap(), bytes.len());
+    assert!(read[..16 * PAGE] == bytes[..16 * PAGE], "dropped");
+    assert!(read[16 * PAGE..].iter().all(|&byte| byte == 0xdd), "not dropped");
+}
+
+#[test]
+fn what_the_program_drops_by_itself_is_gone_behind_an_end_that_came_meanwhile() {
+    with_written(|_, object, bytes, at| {
+        object.set_len(2 * PAGE as u64).unwrap();
+        drop_bare(at, 16);
+        assert_eq!(load(at, PAGE), Some(bytes[PAGE]));
+        assert_eq!(load(at, 5 * PAGE), None);
+        object.set_len(10 * PAGE as u64).unwrap();
+        assert_eq!(load(at, 5 * PAGE), Some(0));
+    });
 }
 
 #[test]

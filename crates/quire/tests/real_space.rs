@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 use common::Tree;
 use common::real::Engine;
 use quire::control::{Event, FaultKind};
-use quire::mmu::Prot;
+use quire::mmu::{Mmu as _, Prot};
 use quire::page::State;
 use quire::reclaim::Reclaimer;
 use quire::scratch::Scratch;
 use quire::space::Advice;
+use quire::space::remap::Placement;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageRange};
 use quire_simulated::Generator;
 
@@ -216,6 +217,109 @@ fn what_a_living_child_shares_goes_by_copy_and_moves_again_when_the_child_is_gon
 
 /// Threads that each own a part of every page, with four times as much memory as there is budget,
 /// while a thread changes rights and gives advice.
+/// A call that the engine does not see: it learns of it where it moves or reads the page, or the page is touched.
+#[test]
+fn what_the_program_drops_by_a_bare_call_is_zeros_wherever_its_page_was_to_go() {
+    const PAGES: usize = 64;
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let space = &engine.space;
+    let mut scratch = Scratch::new().unwrap();
+    let filled = || {
+        let (range, memory) = engine.map(PAGES);
+        for page in 0..PAGES {
+            // SAFETY: mapped above.
+            unsafe { word(memory, page, 0).write_volatile(page as u64 + 1) };
+        }
+        engine.settle(range);
+        (range, memory)
+    };
+    let drop_some = |memory: *mut u8| {
+        for page in (0..PAGES).step_by(3) {
+            // SAFETY: a page of what is mapped.
+            let dropped = unsafe {
+                libc::madvise(memory.add(page * PAGE_SIZE).cast(), PAGE_SIZE, libc::MADV_DONTNEED)
+            };
+            assert_eq!(dropped, 0);
+        }
+    };
+    let check_with = |memory: *mut u8, has_dropped: bool| {
+        for page in 0..PAGES {
+            let is_dropped = has_dropped && page % 3 == 0;
+            let expected = if is_dropped { 0 } else { page as u64 + 1 };
+            // SAFETY: mapped above.
+            assert_eq!(unsafe { word(memory, page, 0).read_volatile() }, expected, "page {page}");
+        }
+    };
+    let check = |memory: *mut u8| check_with(memory, true);
+    let dropped = PAGES.div_ceil(3);
+
+    let (range, memory) = filled();
+    drop_some(memory);
+    let held = space.budget().held();
+    let evicted = space.evict_range(range, Reclaimer::Advice, &mut scratch);
+    assert_eq!((evicted.unmapped, evicted.freed, evicted.refused), (PAGES - dropped, dropped, 0));
+    assert_eq!(held - space.budget().held(), dropped, "its memory is not held any more");
+    check(memory);
+    // All the way to swap, where what is in limbo is read.
+    drop_some(memory);
+    space.advise(&mut space.lock(), range, Advice::PageOut).unwrap();
+    check(memory);
+
+    // What may not be written is read where it is, by the thread that has its lock.
+    let (range, memory) = filled();
+    space.protect(&mut space.lock(), range, Prot::READ).unwrap();
+    check_with(memory, false);
+    engine.settle(range);
+    drop_some(memory);
+    let evicted = space.evict_range(range, Reclaimer::Advice, &mut scratch);
+    assert_eq!((evicted.freed, evicted.refused), (PAGES, 0));
+    check(memory);
+
+    // And it is not moved to another address.
+    let (range, memory) = filled();
+    drop_some(memory);
+    let (target, there) = engine.map(PAGES);
+    space.remap(&mut space.lock(), range, PAGES, Placement::At(target.start)).unwrap();
+    check(there);
+}
+
+/// The page is dropped after its lock holder has looked if it is there.
+#[test]
+fn who_reads_or_takes_a_page_with_its_lock_is_served_where_the_program_has_just_dropped_it() {
+    let Some(engine) = Engine::start(Tree::default(), 8 * BLOCK_PAGES) else { return };
+    let (range, memory) = engine.map(8);
+    for page in 0..range.len() {
+        // SAFETY: mapped above.
+        unsafe { word(memory, page, 0).write_volatile(page as u64 + 1) };
+    }
+    engine.settle(range);
+    let locked: Vec<_> = range.pages().map(|page| engine.space.lock_page(page)).collect();
+    // SAFETY: what is mapped, all of it but the first and the last page.
+    let dropped =
+        unsafe { libc::madvise(memory.add(PAGE_SIZE).cast(), 6 * PAGE_SIZE, libc::MADV_DONTNEED) };
+    assert_eq!(dropped, 0);
+    let mmu = engine.space.mmu();
+    let mut bytes = [1; PAGE_SIZE];
+    assert!(mmu.read(range.start.add(1), &mut bytes) && bytes == [0; PAGE_SIZE]);
+    assert!(mmu.read(range.start, &mut bytes) && bytes[0] == 1);
+    // A write that came now would be noticed, for the page is read to be stored.
+    let writer = std::thread::spawn({
+        let second = word(memory, 1, 0).expose_provenance();
+        // SAFETY: mapped above.
+        move || unsafe { std::ptr::with_exposed_provenance_mut::<u64>(second).write_volatile(9) }
+    });
+    assert_eq!(mmu.make_exclusive(PageRange::new(range.start.add(2), 6)).refusal, None);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!writer.is_finished(), "it waits for the lock");
+    locked.into_iter().for_each(|page| page.unlock());
+    writer.join().unwrap();
+    for page in 0..range.len() {
+        let expected = [1, 9, 0, 0, 0, 0, 0, 8][page];
+        // SAFETY: mapped above.
+        assert_eq!(unsafe { word(memory, page, 0).read_volatile() }, expected, "page {page}");
+    }
+}
+
 #[test]
 fn threads_find_their_own_words_while_pages_come_and_go() {
     const THREADS: usize = 3;

@@ -113,6 +113,12 @@ def odd_calls(context):
         context.same([program, str(seed), "4000"], memory_bytes=16 * MIB, swap=True)
 
 
+@case("bare-calls")
+def bare_calls(context):
+    """What a program drops by an instruction of its own is zeros, wherever its pages were to go afterwards."""
+    context.same([context.compile("bare_calls")], memory_bytes=24 * MIB, swap=True)
+
+
 THRASH = """
 import random, time
 data = bytearray(random.Random(1).randbytes(96 << 20))

@@ -163,11 +163,18 @@ pub trait Mmu: Sync {
     /// Says which pages are mapped.
     fn look(&self, pages: PageRange, is_mapped: &mut [bool]);
 
+    /// Of the pages that `is_missing` names, which are mapped as far as the engine knows, leaves those
+    /// that are not: the program has dropped them by a bare system call. None where that cannot be told.
+    fn find_missing(&self, pages: PageRange, is_missing: &mut [bool]);
+
+    /// The same of frames that pages were moved to: there was nothing to move.
+    fn find_empty(&self, frames: FrameRun, is_empty: &mut [bool]);
+
     /// Says which of `pages` are shared since a fork; `false` where that cannot be told.
     fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool;
 
-    /// Makes the mapped `pages` this process's own again after a fork, so that they can move. No
-    /// page may be missing.
+    /// Makes the mapped `pages` this process's own again after a fork, so that they can move. Where
+    /// the program has dropped one of them by a bare system call see [`Self::is_toucher`].
     fn make_exclusive(&self, pages: PageRange) -> Done;
 
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done;
@@ -190,7 +197,17 @@ pub trait Mmu: Sync {
         true
     }
 
-    /// Reads a mapped page whatever its rights; `false` where it cannot be read.
+    /// Whether a thread is in a call that touches pages whose locks it has. Its fault there is on
+    /// what the program has dropped by a bare system call, and cannot wait for the lock.
+    fn is_toucher(&self, _thread: ThreadId) -> bool {
+        false
+    }
+
+    /// Answers the fault of such a thread: it has an error, and the page stays missing.
+    fn refuse_toucher(&self, _thread: ThreadId, _page: PageNum) {}
+
+    /// Reads a mapped page whatever its rights; `false` where it cannot be read. Where the program
+    /// has dropped it by a bare system call see [`Self::is_toucher`].
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool;
 
     /// Gives the program `prot` on the range.

@@ -2,7 +2,9 @@
 
 mod modes;
 mod object;
+mod pagemap;
 mod spares;
+mod touchers;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -15,11 +17,12 @@ use linux_raw_sys::general::{
     UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_PAGEFAULT_FLAG_WP,
     UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg,
 };
-use rustix::fd::IntoRawFd;
+use rustix::fd::{AsRawFd, IntoRawFd};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use self::modes::Modes;
 use self::spares::Spares;
+use self::touchers::Touchers;
 use super::{Access, Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use crate::sys::futex::{self, Reach};
 use crate::sys::thread::{ThreadId, is_engine_thread, process_id};
@@ -62,6 +65,7 @@ pub struct Userfaultfd {
     /// Threads that wait for an answer, or are about to.
     waiting: AtomicU32,
     spares: Spares,
+    touchers: Touchers,
 }
 
 /// Counters of answers; blocks share them.
@@ -100,6 +104,7 @@ impl Userfaultfd {
             answers: [const { AtomicU32::new(0) }; ANSWERS],
             waiting: AtomicU32::new(0),
             spares: Spares::default(),
+            touchers: Touchers::default(),
         };
         // A child that the engine did not make finds nothing mapped, and so never reads a zero where
         // data was. A fork that the engine serves lifts this while it lasts.
@@ -204,11 +209,42 @@ impl Userfaultfd {
         self.open_pagemap();
     }
 
+    /// Makes a call that touches pages whose locks the calling thread has.
+    fn touch<T>(&self, call: impl FnOnce() -> T) -> T {
+        let (result, refused) = self.touchers.during(self.thread(), call);
+        // What made the access an error goes again.
+        refused.into_iter().for_each(|page| self.unmap(PageRange::new(page, 1)));
+        result
+    }
+
+    /// Of the pages from an address on that `is_missing` names, leaves those where there is no memory, nor what
+    /// the kernel has swapped out by itself.
+    fn find_missing_at(&self, start: usize, is_missing: &mut [bool]) {
+        let mut is_there = [false; BLOCK_PAGES];
+        let is_there = &mut is_there[..is_missing.len()];
+        if memory::look(start, is_there).is_err() {
+            is_there.fill(true);
+        }
+        let mut is_any = false;
+        for (is_missing, is_there) in is_missing.iter_mut().zip(is_there) {
+            *is_missing &= !*is_there;
+            is_any |= *is_missing;
+        }
+        if !is_any {
+            return;
+        }
+        let mut entries = [pagemap::PRESENT; BLOCK_PAGES];
+        let entries = &mut entries[..is_missing.len()];
+        if let Ok(pagemap) = pagemap::open() {
+            let _ = pagemap::read(pagemap.as_raw_fd(), start, entries);
+        }
+        for (is_missing, &entry) in is_missing.iter_mut().zip(&*entries) {
+            *is_missing &= entry & (pagemap::PRESENT | pagemap::SWAPPED) == 0;
+        }
+    }
+
     fn open_pagemap(&self) {
-        use rustix::fs::{Mode, OFlags, open};
-        // It fails without /proc, as another user, and where there is no room for descriptors.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        if let Ok(opened) = open(c"/proc/self/pagemap", flags, Mode::empty()) {
+        if let Ok(opened) = pagemap::open() {
             self.pagemap.store(opened.into_raw_fd(), Ordering::Relaxed);
         }
     }
@@ -448,31 +484,33 @@ impl Mmu for Userfaultfd {
         }
     }
 
+    fn find_missing(&self, pages: PageRange, is_missing: &mut [bool]) {
+        self.find_missing_at(self.address(pages.start), is_missing);
+    }
+
+    fn find_empty(&self, frames: FrameRun, is_empty: &mut [bool]) {
+        self.find_missing_at(self.frame_address(frames.start), is_empty);
+    }
+
     fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool {
-        /// Of an entry of /proc/self/pagemap: a page is there, and no other process has it mapped.
-        const PRESENT: u64 = 1 << 63;
-        const EXCLUSIVE: u64 = 1 << 56;
-        let mut entries = [0u64; BLOCK_PAGES];
-        let bytes = size_of_val(&entries[..sharers.len()]);
-        let offset = (self.address(pages.start) >> PAGE_SHIFT) * size_of::<u64>();
-        let place = entries.as_mut_ptr() as usize;
-        let pagemap = self.pagemap.load(Ordering::Relaxed) as usize;
-        // SAFETY: the kernel writes at most so many entries, for which there is room (as there is for
-        // `sharers`, or the slice above had panicked).
-        let read = unsafe { call::syscall(__NR_pread64, [pagemap, place, bytes, offset, 0, 0]) };
-        for (sharer, entry) in sharers.iter_mut().zip(entries) {
-            *sharer = match (entry & PRESENT != 0, entry & EXCLUSIVE != 0) {
+        let pagemap = self.pagemap.load(Ordering::Relaxed);
+        let mut entries = [0; BLOCK_PAGES];
+        let entries = &mut entries[..sharers.len()];
+        let is_read = pagemap::read(pagemap, self.address(pages.start), entries);
+        for (sharer, &entry) in sharers.iter_mut().zip(&*entries) {
+            *sharer = match (entry & pagemap::PRESENT != 0, entry & pagemap::EXCLUSIVE != 0) {
                 (false, _) => Sharer::Missing,
                 (true, true) => Sharer::None,
                 (true, false) => Sharer::Others,
             };
         }
-        read == Ok(bytes)
+        is_read
     }
 
     fn make_exclusive(&self, pages: PageRange) -> Done {
         let start = self.address(pages.start);
-        finished(pages.len(), self.advise(start, pages.len(), MADV_POPULATE_WRITE))
+        let populate = || self.advise(start, pages.len(), MADV_POPULATE_WRITE);
+        finished(pages.len(), self.touch(populate))
     }
 
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done {
@@ -501,23 +539,31 @@ impl Mmu for Userfaultfd {
         self.is_shared.load(Ordering::Relaxed) || is_engine_thread()
     }
 
+    fn is_toucher(&self, thread: ThreadId) -> bool {
+        self.touchers.has(thread)
+    }
+
+    fn refuse_toucher(&self, thread: ThreadId, page: PageNum) {
+        self.touchers.refuse(thread, page);
+        let _ = self.poison(page);
+        self.wake(PageRange::new(page, 1));
+    }
+
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
         let address = self.address(page);
         let place = into.as_mut_ptr() as usize;
         let vectors = [[place, PAGE_SIZE], [address, PAGE_SIZE]];
         let [local, remote] = vectors.each_ref().map(|vector| vector.as_ptr() as usize);
         let pid = process_id() as usize;
+        let mem = self.mem.load(Ordering::Relaxed) as usize;
         // SAFETY: the kernel writes at most a page into `into`. A call rather than a load: a page
         // that is not there after all is an error, not a fault of our own.
-        let result = unsafe { call::syscall(__NR_process_vm_readv, [pid, local, 1, remote, 1, 0]) };
-        if result == Ok(PAGE_SIZE) {
-            return true;
-        }
-        let mem = self.mem.load(Ordering::Relaxed);
-        // SAFETY: as above. This way pages without rights can be read as well.
-        let result =
-            unsafe { call::syscall(__NR_pread64, [mem as usize, place, PAGE_SIZE, address, 0, 0]) };
-        result == Ok(PAGE_SIZE)
+        self.touch(|| unsafe {
+            let by_number = call::syscall(__NR_process_vm_readv, [pid, local, 1, remote, 1, 0]);
+            // This way pages without rights can be read as well.
+            let by_file = || call::syscall(__NR_pread64, [mem, place, PAGE_SIZE, address, 0, 0]);
+            by_number == Ok(PAGE_SIZE) || by_file() == Ok(PAGE_SIZE)
+        })
     }
 
     fn protect(&self, pages: PageRange, prot: Prot) -> Done {

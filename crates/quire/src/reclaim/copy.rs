@@ -97,8 +97,13 @@ impl<M: Mmu> VmSpace<M> {
         let mut copied: [Option<(LockedPage<'_, Self>, Stored)>; CHUNK] = [const { None }; CHUNK];
         let mut runs = Runs::default();
         for (page, copied) in chunk.pages().zip(&mut copied) {
-            let Some(mut victim) = batch.victim(self, page) else {
+            let Some(victim) = batch.victim(self, page) else {
                 self.unlock_page(page);
+                continue;
+            };
+            // A handler that reads what is missing waits for another handler.
+            let Some(mut victim) = self.drop_if_missing(victim) else {
+                evicted.freed += 1;
                 continue;
             };
             let stored = if is_protected { self.copy_out(&mut victim, scratch) } else { None };
@@ -116,13 +121,14 @@ impl<M: Mmu> VmSpace<M> {
                 }
             }
         }
-        evicted.freed = copied.iter().flatten().count();
-        if evicted.freed > 0 {
+        let freed = copied.iter().flatten().count();
+        if freed > 0 {
             let calls = self.mmu.unmap_all(runs.as_slice());
             self.budget.count(Event::UnmapCalls, calls);
-            self.budget.count(Event::UnmapPages, evicted.freed);
-            self.count_unmapped(chunk.start, evicted.freed);
-            self.budget.uncharge(evicted.freed);
+            self.budget.count(Event::UnmapPages, freed);
+            self.count_unmapped(chunk.start, freed);
+            self.budget.uncharge(freed);
+            evicted.freed += freed;
         }
         copied.into_iter().flatten().for_each(|(page, stored)| page.store(stored));
         evicted

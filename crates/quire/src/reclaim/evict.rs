@@ -212,8 +212,8 @@ impl<M: Mmu> VmSpace<M> {
             return Evicted::default();
         }
         let start = monotonic_ns();
-        // A page that is not there was dropped by a bare system call of the program's, and is zeros
-        // from then on (the next fault finds that out), or swapped out by the kernel itself.
+        // A page that is not there was dropped by a bare system call of the program's, or swapped out by the
+        // kernel itself.
         let mut is_there = [false; BLOCK_PAGES];
         self.mmu.look(clean.range, &mut is_there[..clean.range.len()]);
         let is_there = |page: PageNum| is_there[(page.0 - clean.range.start.0) as usize];
@@ -235,8 +235,11 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::UnmapPages, freed);
         let (mut stored_pages, mut copies) = (0, 0);
         for page in victims() {
-            let stored = page.content().stored().filter(|_| is_there(page.page()));
-            let Some(stored) = stored else { continue };
+            if !is_there(page.page()) {
+                let _ = self.drop_if_missing(page);
+                continue;
+            }
+            let Some(stored) = page.content().stored() else { continue };
             match stored {
                 // Its object has it: nothing of it is in swap.
                 Stored::Nothing => self.budget.add_wanted(-1),
@@ -415,9 +418,17 @@ impl<M: Mmu> VmSpace<M> {
             evicted.refused += kept;
             at = at.add(kept);
         }
+        // What the program has dropped by a bare system call has left nothing to move.
+        let mut is_empty = [false; BLOCK_PAGES];
+        for (at, page) in range.pages().enumerate() {
+            is_empty[at] = !is_unlocked[at] && batch.before(page).is_some();
+        }
+        self.mmu.find_empty(run, &mut is_empty[..run.len]);
         let ns = monotonic_ns() - start;
         self.budget.count(Event::UnmapNs, ns as usize);
-        let is_gone = |at: usize| !is_unlocked[at] && batch.before(range.start.add(at)).is_some();
+        let is_gone = |at: usize| {
+            !is_unlocked[at] && !is_empty[at] && batch.before(range.start.add(at)).is_some()
+        };
         let mut moved = 0;
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| is_gone(at)) {
             self.frames.set_owner(frame.add(at), page);
@@ -433,7 +444,11 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::UnmapPages, moved);
         for (at, page) in range.pages().enumerate().filter(|&(at, _)| !is_unlocked[at]) {
             match batch.victim(self, page) {
-                Some(victim) => victim.into_limbo(frame.add(at), gone),
+                Some(victim) if !is_empty[at] => victim.into_limbo(frame.add(at), gone),
+                Some(mut dropped) => {
+                    self.drop_locked(&mut dropped);
+                    evicted.freed += 1;
+                }
                 None => self.unlock_page(page),
             }
         }

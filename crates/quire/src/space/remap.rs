@@ -4,7 +4,7 @@
 use super::vma::Attributes;
 use super::{Layout, VmSpace};
 use crate::fault::Outcome;
-use crate::mmu::{Access, FrameId, Mmu, Prot, Protection};
+use crate::mmu::{Access, FrameId, Mmu, Prot, Protection, Refusal};
 use crate::page::{Flags, LockedPage, State};
 use crate::swap::zpool::Handle;
 use crate::sys::Errno;
@@ -156,7 +156,10 @@ impl<M: Mmu> VmSpace<M> {
         match from.state() {
             State::Mapped => {
                 from = self.lift_clean_of(from);
-                self.move_mapped(&from, to.page());
+                if !self.move_mapped(&from, to.page()) {
+                    self.drop_locked(&mut from);
+                    return true;
+                }
             }
             State::Pool => {
                 if let Some(handle) = Handle::new(from.content().payload()) {
@@ -183,43 +186,51 @@ impl<M: Mmu> VmSpace<M> {
         true
     }
 
-    fn move_mapped(&self, page: &LockedPage<'_, Self>, to: PageNum) {
+    /// Moves what is mapped; `false` where nothing is, for the program has dropped it by a bare system
+    /// call.
+    fn move_mapped(&self, page: &LockedPage<'_, Self>, to: PageNum) -> bool {
         let (from, before) = (page.page(), page.content());
         let one = PageRange::new(from, 1);
-        let mut done = self.mmu.move_within(one, to);
         // A protected page cannot be made exclusive: the kernel would send the fault to us, and
         // we hold the page.
-        let may_own = !before.has(Flags::WRITE_PROTECTED);
-        if done.pages == 0 && may_own && self.mmu.make_exclusive(one).refusal.is_none() {
-            done = self.mmu.move_within(one, to);
-        }
-        if done.pages == 0 {
-            // Pinned (or shared, and protected): its bytes go to the new address, the page itself
-            // stays with what holds it.
-            let mut bytes = [0u8; PAGE_SIZE];
-            let target = PageRange::new(to, 1);
-            loop {
-                let is_read = self.mmu.read(from, &mut bytes);
-                // SAFETY: `bytes` is a page on our stack.
-                let done =
-                    unsafe { self.mmu.copy_in(target, bytes.as_ptr(), Protection::Writable) };
-                if is_read && done.pages > 0 {
-                    break;
-                }
-                if done.pages > 0 {
-                    // What was copied was not the page.
-                    self.mmu.unmap(target);
-                }
-                // The kernel's layout is changing just now; the content must not get lost.
-                rustix::thread::sched_yield();
+        let mut may_own = !before.has(Flags::WRITE_PROTECTED);
+        loop {
+            match self.mmu.move_within(one, to).refusal {
+                None => break,
+                Some(Refusal::Hole) => return false,
+                Some(_) => {}
             }
-            self.mmu.unmap(one);
+            if core::mem::take(&mut may_own) && self.mmu.make_exclusive(one).refusal.is_none() {
+                continue;
+            }
+            if self.copy_mapped(from, to) {
+                self.mmu.unmap(one);
+                break;
+            }
+            // The kernel's layout is changing just now; the content must not get lost.
+            rustix::thread::sched_yield();
         }
         if before.has(Flags::WRITE_PROTECTED) {
             let _ = self.mmu.write_protect(PageRange::new(to, 1), Protection::WriteProtected);
         }
         self.count_unmapped(from, 1);
         self.count_mapped(to, 1);
+        true
+    }
+
+    /// Copies a page that does not move, for it is pinned (or shared, and protected): its bytes go to the new
+    /// address, the page itself stays with what holds it. `false` where it is to be tried again.
+    fn copy_mapped(&self, from: PageNum, to: PageNum) -> bool {
+        let mut bytes = [0u8; PAGE_SIZE];
+        let target = PageRange::new(to, 1);
+        let is_read = self.mmu.read(from, &mut bytes);
+        // SAFETY: `bytes` is a page on our stack.
+        let done = unsafe { self.mmu.copy_in(target, bytes.as_ptr(), Protection::Writable) };
+        if done.pages > 0 && !is_read {
+            // What was copied was not the page.
+            self.mmu.unmap(target);
+        }
+        is_read && done.pages > 0
     }
 
     /// Makes a page resident, waiting for whatever it takes. For program threads.

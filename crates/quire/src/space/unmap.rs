@@ -135,7 +135,8 @@ impl<M: Mmu> VmSpace<M> {
         }
     }
 
-    pub(super) fn drop_locked(&self, page: &mut LockedPage<'_, Self>) {
+    /// Drops the content of one page, which stays locked.
+    pub(crate) fn drop_locked(&self, page: &mut LockedPage<'_, Self>) {
         self.release_backing(page.content());
         let is_mapped = page.state() == State::Mapped;
         if is_mapped || page.state() == State::Poisoned {
@@ -146,6 +147,21 @@ impl<M: Mmu> VmSpace<M> {
             self.budget.uncharge(1);
         }
         page.drop_content_locked();
+    }
+
+    /// Drops the content of a mapped page where the program has dropped it by a bare system call;
+    /// returns it where not.
+    pub(crate) fn drop_if_missing<'a>(
+        &'a self,
+        mut page: LockedPage<'a, Self>,
+    ) -> Option<LockedPage<'a, Self>> {
+        let mut is_missing = [true];
+        self.mmu.find_missing(PageRange::new(page.page(), 1), &mut is_missing);
+        if !is_missing[0] {
+            return Some(page);
+        }
+        self.drop_locked(&mut page);
+        None
     }
 
     /// Lets go of what a locked page has besides its mapping.

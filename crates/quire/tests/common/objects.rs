@@ -86,12 +86,17 @@ impl Watchdog {
         std::thread::spawn(move || {
             use std::sync::mpsc::RecvTimeoutError::Timeout;
             if ended.recv_timeout(Duration::from_secs(seconds)) == Err(Timeout) {
-                eprintln!("{name} hangs: it has not ended within {seconds} s");
-                std::process::abort();
+                end(&format!("{name} hangs: it has not ended within {seconds} s"));
             }
         });
         Watchdog { _alive: alive }
     }
+}
+
+/// Ends the process, with a message that also shows where a test's output is kept until it ends.
+fn end(message: &str) -> ! {
+    let _ = writeln!(std::io::stderr(), "{message}");
+    std::process::abort();
 }
 
 /// Ends the other threads of a scope, by a panic as well.
@@ -141,7 +146,6 @@ unsafe extern "C" {
     fn quire_test_store(at: *mut u8, value: u8) -> i32;
     fn quire_test_failed();
     fn sigaction(signal: i32, new: *const SigAction, old: *mut SigAction) -> i32;
-    fn abort() -> !;
 }
 
 const SIGBUS: i32 = 7;
@@ -149,16 +153,26 @@ const SIGSEGV: i32 = 11;
 const SA_SIGINFO: i32 = 4;
 /// Where a `ucontext_t` has the instruction pointer: behind flags, link and stack, register 16.
 const RIP_AT: usize = 40 + 16 * 8;
+/// Where a `siginfo_t` has the address.
+const ADDRESS_AT: usize = 16;
 
 /// Lets the accesses below fail instead of the process; any other is the end.
-unsafe extern "C" fn on_sigbus(_: i32, _: *const u8, context: *mut u8) {
-    // SAFETY: the kernel's ucontext, of x86-64.
+unsafe extern "C" fn on_sigbus(signal: i32, info: *const u8, context: *mut u8) {
+    // SAFETY: the kernel's siginfo and ucontext, of x86-64.
     unsafe {
         let rip = context.add(RIP_AT).cast::<usize>();
         let is_ours = *rip == quire_test_load as *const () as usize
             || *rip == quire_test_store as *const () as usize;
         if !is_ours {
-            abort();
+            let (code, address) =
+                (*info.add(8).cast::<i32>(), *info.add(ADDRESS_AT).cast::<usize>());
+            let thread = std::thread::current();
+            end(&format!(
+                "signal {signal}, code {code}, at {address:#x}, by {:#x} (on_sigbus is at {:#x}) in {:?}",
+                *rip,
+                on_sigbus as *const () as usize,
+                thread.name()
+            ));
         }
         *rip = quire_test_failed as *const () as usize;
     }

@@ -44,6 +44,12 @@ impl Mmu for Reachable {
     fn look(&self, pages: PageRange, is_mapped: &mut [bool]) {
         self.0.look(pages, is_mapped);
     }
+    fn find_missing(&self, pages: PageRange, is_missing: &mut [bool]) {
+        self.0.find_missing(pages, is_missing);
+    }
+    fn find_empty(&self, frames: FrameRun, is_empty: &mut [bool]) {
+        self.0.find_empty(frames, is_empty);
+    }
     fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool {
         self.0.look_at_sharers(pages, sharers)
     }
@@ -61,6 +67,12 @@ impl Mmu for Reachable {
     }
     fn expect_foreign(&self) -> Result<(), rustix::io::Errno> {
         self.0.expect_foreign()
+    }
+    fn is_toucher(&self, thread: ThreadId) -> bool {
+        self.0.is_toucher(thread)
+    }
+    fn refuse_toucher(&self, thread: ThreadId, page: PageNum) {
+        self.0.refuse_toucher(thread, page);
     }
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
         self.0.read(page, into)
