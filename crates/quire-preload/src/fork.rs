@@ -13,8 +13,8 @@
 //!    as if nothing had happened. The trap is gone then, in the parent and in the child.
 //!
 //! fork, daemon, forkpty and libc's inner callers of fork all run the prepare handler. `_Fork`, `clone`
-//! and `syscall` do not, and are therefore functions of this module, which arm the same trap. What
-//! shares the parent's memory (threads, vfork, posix_spawn) needs none of this. But threads have other
+//! and [`syscall`](crate::by_number) do not, and are therefore functions of this library, which arm the same
+//! trap. What shares the parent's memory (threads, vfork, posix_spawn) needs none of this. But threads have other
 //! numbers there than libc has noted ([`lent`]), so `vfork` is here too. A program that makes the
 //! system call by an instruction of its own is not noticed; the engine keeps the arena out of its
 //! child, which faults at the first touch.
@@ -145,64 +145,8 @@ extern "C" fn before_clone(arguments: &mut CloneArguments) -> Option<CloneFuncti
     next
 }
 
-/// The C function, with libc's own instructions for the call itself: a call that returns twice, or on
-/// another stack, behaves as it does in libc.
-///
-/// # Safety
-///
-/// As for the call `number`.
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
-    naked_asm!(
-        "cmp rdi, {clone}",
-        "je 2f",
-        "cmp rdi, {fork}",
-        "je 2f",
-        "cmp rdi, {clone3}",
-        "je 2f",
-        "1:",
-        "mov rax, rdi",
-        "mov rdi, rsi",
-        "mov rsi, rdx",
-        "mov rdx, rcx",
-        "mov r10, r8",
-        "mov r8, r9",
-        "mov r9, [rsp + 8]",
-        "syscall",
-        "cmp rax, -4095",
-        "jae 3f",
-        "ret",
-        "2:",
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "push rcx",
-        "push r8",
-        "push r9",
-        "sub rsp, 8",
-        "call {before_raw_clone}",
-        "add rsp, 8",
-        "pop r9",
-        "pop r8",
-        "pop rcx",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        "jmp 1b",
-        "3:",
-        "mov rdi, rax",
-        "jmp {refused}",
-        clone = const libc::SYS_clone,
-        fork = const libc::SYS_fork,
-        clone3 = const libc::SYS_clone3,
-        before_raw_clone = sym before_raw_clone,
-        refused = sym refused,
-    )
-}
-
 /// Arms the trap where the call would make a process with memory of its own.
-extern "C" fn before_raw_clone(number: c_long, first: usize) {
+pub extern "C" fn before_raw_clone(number: c_long, first: usize) {
     if request::shares_memory(number, first) {
         lent::lend();
     } else {
@@ -245,7 +189,7 @@ pub extern "C" fn vfork() -> libc::pid_t {
 }
 
 /// errno for the kernel's refusal `result`.
-extern "C" fn refused(result: c_long) -> c_long {
+pub extern "C" fn refused(result: c_long) -> c_long {
     crate::set_errno(Errno::from_raw_os_error(-result as i32));
     -1
 }

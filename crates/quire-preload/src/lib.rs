@@ -10,6 +10,7 @@
 //! | [`lock`] | mlock and its kin |
 //! | [`shared`] | shmat |
 //! | [`fork`] | fork |
+//! | [`by_number`] | syscall |
 //!
 //! C++'s operators `new` and `delete` are not defined here: those of libstdc++ and libc++ call malloc,
 //! aligned_alloc and free through the dynamic linker, so they arrive at [`heap`] anyway, with the
@@ -27,6 +28,7 @@
 //! The standard library is linked, but nothing in this crate allocates through it, prints or
 //! panics on purpose: the program's allocator is this crate.
 
+mod by_number;
 #[cfg(feature = "failpoints")]
 mod failpoints;
 mod fork;

@@ -2,7 +2,9 @@
  * Calls of mmap's family with every sort of argument, good and bad, on one range, from a seed. Each call's result and
  * what may be done with each page afterwards is printed, so that a bare run can be held against a managed one.
  *
- *     odd_calls SEED STEPS
+ *     odd_calls SEED STEPS [by-number]
+ *
+ * By number the calls are made with `syscall`.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, PAGES = 64, GUARD = 16, BLOCK = 2 << 20 };
@@ -22,6 +25,9 @@ static int pipe_in, pipe_out, file, read_only_file;
 /* Whether the range may have more than private anonymous memory, or mappings that the kernel cannot join and Quire can,
  * for it has less to tell them by: only single pages are moved then. */
 static int is_mixed;
+static int is_by_number;
+
+#define CALL(name, ...) (is_by_number ? syscall(SYS_##name, __VA_ARGS__) : (long)name(__VA_ARGS__))
 
 static uint64_t pick(uint64_t below)
 {
@@ -137,7 +143,7 @@ static void map_some(void)
 	long offset = ONE_OF(0, 0, 0, PAGE, 1, 1L << 62, -PAGE);
 	if (!may_do(at, length)) return;
 	errno = 0;
-	long made = (long)mmap(at, length, prot, flags, fd, offset);
+	long made = CALL(mmap, at, length, prot, flags, fd, offset);
 	if (made != -1 && (!(flags & MAP_ANONYMOUS) || !(flags & MAP_PRIVATE) || flags & MAP_STACK || prot & PROT_EXEC || flags & MAP_NORESERVE)) is_mixed = 1;
 	printf("mmap(%s, %zx, %x, %x, %d, %lx)", name_of(at), length, prot, flags, fd, offset);
 	show(made, errno);
@@ -153,7 +159,7 @@ static void move_some(void)
 	if (is_mixed || (is_fixed && old / PAGE == length / PAGE)) old = length = PAGE;
 	if (at < base || !may_do(at, old) || !may_do(is_fixed ? to : at, length)) return;
 	errno = 0;
-	char *made = mremap(at, old, length, flags, to);
+	char *made = (char *)CALL(mremap, at, old, length, flags, to);
 	int error = errno;
 	printf("mremap(%s, %zx, %zx, %x, %s)", name_of(at), old, length, flags, name_of(to));
 	/* Where there is no room in its place it goes where the kernel likes. */
@@ -174,7 +180,7 @@ static void advise_some(void)
 	                         MADV_POPULATE_WRITE, MADV_REMOVE, -1, 5, 1000);
 	if (!may_do(at, length)) return;
 	errno = 0;
-	long result = madvise(at, length, advice);
+	long result = CALL(madvise, at, length, advice);
 	is_mixed |= advice == MADV_HUGEPAGE || advice == MADV_NOHUGEPAGE || advice == MADV_DONTDUMP || advice == MADV_DODUMP;
 	printf("madvise(%s, %zx, %d)", name_of(at), length, advice);
 	show(result, errno);
@@ -190,43 +196,43 @@ static void call_some(void)
 	errno = 0;
 	switch (how) {
 	case 0: {
-		result = munmap(at, length);
+		result = CALL(munmap, at, length);
 		printf("munmap(%s, %zx)", name_of(at), length);
 		break;
 	}
 	case 1:
 	case 2: {
 		int prot = (int)ONE_OF(0, 1, 2, 3, 3, 3, 5, 16, PROT_GROWSDOWN | 3, PROT_GROWSDOWN | PROT_GROWSUP, 1 << 20);
-		result = mprotect(at, length, prot);
+		result = CALL(mprotect, at, length, prot);
 		is_mixed |= (prot & PROT_EXEC) != 0;
 		printf("mprotect(%s, %zx, %x)", name_of(at), length, prot);
 		break;
 	}
 	case 3: {
 		void *vector = some_vector();
-		result = mincore(at, length, vector);
+		result = CALL(mincore, at, length, vector);
 		printf("mincore(%s, %zx)", name_of(at), length);
 		break;
 	}
 	case 4: {
 		int flags = (int)ONE_OF(MS_SYNC, MS_ASYNC, MS_INVALIDATE, MS_SYNC | MS_ASYNC, 0, 64);
-		result = msync(at, length, flags);
+		result = CALL(msync, at, length, flags);
 		printf("msync(%s, %zx, %x)", name_of(at), length, flags);
 		break;
 	}
 	case 5: {
-		result = mlock(at, length);
+		result = CALL(mlock, at, length);
 		printf("mlock(%s, %zx)", name_of(at), length);
 		break;
 	}
 	case 6: {
-		result = munlock(at, length);
+		result = CALL(munlock, at, length);
 		printf("munlock(%s, %zx)", name_of(at), length);
 		break;
 	}
 	default: {
 		int flags = (int)ONE_OF(0, MLOCK_ONFAULT, 2);
-		result = mlock2(at, length, flags);
+		result = CALL(mlock2, at, length, flags);
 		is_mixed |= flags == MLOCK_ONFAULT;
 		printf("mlock2(%s, %zx, %x)", name_of(at), length, flags);
 	}
@@ -238,7 +244,8 @@ int main(int count, char **words)
 {
 	int ends[2];
 	static const char name[] = "odd_calls.file";
-	if (count != 3 || pipe(ends) != 0 || (file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600)) < 0) return 2;
+	is_by_number = count == 4 && strcmp(words[3], "by-number") == 0;
+	if (count != 3 + is_by_number || pipe(ends) != 0 || (file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600)) < 0) return 2;
 	pipe_in = ends[0];
 	pipe_out = ends[1];
 	if (ftruncate(file, 16 * PAGE) != 0 || (read_only_file = open(name, O_RDONLY)) < 0 || unlink(name) != 0) return 2;
