@@ -303,6 +303,10 @@ fn what_a_bare_call_dropped_reads_as_zeros() {
         rustix::mm::madvise(address, PAGE_SIZE * 8, rustix::mm::Advice::LinuxDontNeed).unwrap();
     }
     engine.space.advise(&mut engine.space.lock(), range, Advice::PageOut).unwrap();
+    for (at, page) in range.pages().enumerate() {
+        let has_content = engine.space.snapshot(page).state() != State::None;
+        assert_eq!(has_content, !(8..16).contains(&at), "page {at}");
+    }
     for (at, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
         let is_dropped = (8..16).contains(&at);
         let wanted = |n: usize| if is_dropped { 0 } else { (n % 100 + at) as u8 };

@@ -233,10 +233,10 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::UnmapNs, ns as usize);
         self.count_unmapped(clean.range.start, freed);
         self.budget.count(Event::UnmapPages, freed);
-        let (mut stored_pages, mut copies) = (0, 0);
+        let (mut stored_pages, mut copies, mut dropped) = (0, 0, 0);
         for page in victims() {
             if !is_there(page.page()) {
-                let _ = self.drop_if_missing(page);
+                dropped += usize::from(self.drop_if_missing(page).is_none());
                 continue;
             }
             let Some(stored) = page.content().stored() else { continue };
@@ -257,7 +257,7 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::PswpoutClean, stored_pages);
         self.swap.note_clean(stored_pages);
         self.budget.uncharge(freed);
-        Evicted { freed, ..Evicted::default() }
+        Evicted { freed: freed + dropped, ..Evicted::default() }
     }
 
     /// Where a batch ends at the latest: at a multiple of so many pages.
