@@ -7,8 +7,6 @@
 use core::arch::naked_asm;
 use core::ffi::c_long;
 
-use rustix::io::Errno;
-
 use crate::{fork, limit, lock, map, shared};
 
 /// What is to be done with a call.
@@ -16,31 +14,24 @@ const PLAIN: u8 = 0;
 const BY_FUNCTION: u8 = 1;
 const CLONE: u8 = 2;
 
-/// The same for each number; those behind the last are plain.
-static KINDS: [u8; 512] = {
-    let mut kinds = [PLAIN; 512];
-    let mut at = 0;
-    while at < NUMBERS.len() {
-        kinds[NUMBERS[at] as usize] = BY_FUNCTION;
-        at += 1;
-    }
-    kinds[libc::SYS_clone as usize] = CLONE;
-    kinds[libc::SYS_fork as usize] = CLONE;
-    kinds[libc::SYS_clone3 as usize] = CLONE;
-    kinds
-};
-
 macro_rules! by_function {
     (|$($argument:ident),*| $($number:ident => $call:expr,)*) => {
-        /// The calls that this library has functions for.
-        const NUMBERS: &[c_long] = &[$(libc::$number),*];
+        /// The same for each number; those behind the last are plain.
+        static KINDS: [u8; 512] = {
+            let mut kinds = [PLAIN; 512];
+            $(kinds[libc::$number as usize] = BY_FUNCTION;)*
+            kinds[libc::SYS_clone as usize] = CLONE;
+            kinds[libc::SYS_fork as usize] = CLONE;
+            kinds[libc::SYS_clone3 as usize] = CLONE;
+            kinds
+        };
 
         extern "C" fn by_function(number: c_long, $($argument: usize),*) -> c_long {
             // SAFETY: the program's own calls.
             unsafe {
                 match number {
                     $(libc::$number => $call as c_long,)*
-                    _ => fork::refused(-c_long::from(Errno::NOSYS.raw_os_error())),
+                    _ => fork::refused(-c_long::from(libc::ENOSYS)),
                 }
             }
         }

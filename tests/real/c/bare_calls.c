@@ -26,8 +26,7 @@ static void must(int is_so, const char *what)
 static long drop(void *at, long bytes)
 {
 	long result = SYS_madvise;
-	register long advice asm("rdx") = MADV_DONTNEED;
-	asm volatile("syscall" : "+a"(result) : "D"(at), "S"(bytes), "r"(advice) : "rcx", "r11", "memory");
+	asm volatile("syscall" : "+a"(result) : "D"(at), "S"(bytes), "d"((long)MADV_DONTNEED) : "rcx", "r11", "memory");
 	return result;
 }
 

@@ -77,7 +77,7 @@ impl<M: Mmu> VmSpace<M> {
     ) -> Outcome {
         self.budget.count(Event::Pgfault, 1);
         let kind = self.kind_of_fault(page, access);
-        let outcome = self.serve(thread, page, access, |found, way| match found {
+        let outcome = self.serve(thread, page, |found, way| match found {
             Some(vma) if vma.attributes.kind == Kind::Anonymous => {
                 self.try_fault(page, access, &vma, way, &NoCaches, scratch)
             }

@@ -93,7 +93,7 @@ impl<M: Mmu> VmSpace<M> {
 
     /// Whether a locked page is in memory, as far as the kernel can tell: what it has swapped out
     /// by itself need not be.
-    pub(crate) fn is_there(&self, page: PageNum) -> bool {
+    fn is_there(&self, page: PageNum) -> bool {
         let mut is_there = [false];
         self.mmu.look(PageRange::new(page, 1), &mut is_there);
         is_there[0]

@@ -31,10 +31,10 @@ use core::sync::atomic::Ordering;
 use super::{Access, Outcome};
 use crate::control::{Event, Tracepoint};
 use crate::failpoint::{self, Failpoint};
-use crate::mmu::{Mmu, Protection};
+use crate::mmu::Mmu;
 use crate::space::VmSpace;
 use crate::space::layout_lock::Admission;
-use crate::space::vma::{Kind, Vma, VmaIndex};
+use crate::space::vma::{Vma, VmaIndex};
 #[cfg(debug_assertions)]
 use crate::sys::rank::{self, Rank};
 use crate::sys::thread::ThreadId;
@@ -100,12 +100,8 @@ impl<M: Mmu> VmSpace<M> {
         &self,
         thread: ThreadId,
         page: PageNum,
-        access: Access,
         mut attempt: impl FnMut(Option<Vma>, Way) -> Result<Outcome, Doubt>,
     ) -> Outcome {
-        if self.mmu.is_toucher(thread) {
-            return self.fault_of_toucher(thread, page, access);
-        }
         // While the background thread sleeps enough is free, and nothing is taken.
         if self.is_kswapd_awake() {
             self.asked.note(page);
@@ -143,31 +139,6 @@ impl<M: Mmu> VmSpace<M> {
                 Err(_) => self.mmu.step(),
             }
         }
-    }
-
-    /// Serves a fault of a thread that has the page's lock ([`Mmu::is_toucher`]). It is zeros where the program
-    /// has dropped it; or else its object's bytes, which cannot be had without the lock.
-    fn fault_of_toucher(&self, thread: ThreadId, page: PageNum, access: Access) -> Outcome {
-        let one = PageRange::new(page, 1);
-        let is_private =
-            || self.find_vma(page).is_some_and(|vma| vma.attributes.kind == Kind::Private);
-        // SAFETY: `zeros` is a block of pages, unmanaged.
-        let zeros =
-            |protection| unsafe { self.mmu.copy_in(one, self.zeros.as_ptr().cast(), protection) };
-        let done = match access {
-            Access::WriteProtected => self.mmu.write_protect(one, Protection::Writable),
-            _ if is_private() => {
-                self.mmu.refuse_toucher(thread, page);
-                return Outcome::Spurious;
-            }
-            Access::Write => zeros(Protection::Writable),
-            // The program must not write unnoticed what is read to be stored.
-            Access::Read => zeros(Protection::WriteProtected),
-        };
-        if done.pages == 0 {
-            self.mmu.wake(one);
-        }
-        Outcome::Spurious
     }
 
     /// What became of a fault, counted where nothing more is to be done for it.

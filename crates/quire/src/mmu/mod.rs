@@ -173,8 +173,9 @@ pub trait Mmu: Sync {
     /// Says which of `pages` are shared since a fork; `false` where that cannot be told.
     fn look_at_sharers(&self, pages: PageRange, sharers: &mut [Sharer]) -> bool;
 
-    /// Makes the mapped `pages` this process's own again after a fork, so that they can move. Where
-    /// the program has dropped one of them by a bare system call see [`Self::is_toucher`].
+    /// Makes the mapped `pages` this process's own again after a fork, so that they can move. Those that
+    /// the program has dropped by a bare system call are zeros then. Not on a handler, nor while the handlers
+    /// stand still: one of them serves that.
     fn make_exclusive(&self, pages: PageRange) -> Done;
 
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done;
@@ -197,17 +198,7 @@ pub trait Mmu: Sync {
         true
     }
 
-    /// Whether a thread is in a call that touches pages whose locks it has. Its fault there is on
-    /// what the program has dropped by a bare system call, and cannot wait for the lock.
-    fn is_toucher(&self, _thread: ThreadId) -> bool {
-        false
-    }
-
-    /// Answers the fault of such a thread: it has an error, and the page stays missing.
-    fn refuse_toucher(&self, _thread: ThreadId, _page: PageNum) {}
-
-    /// Reads a mapped page whatever its rights; `false` where it cannot be read. Where the program
-    /// has dropped it by a bare system call see [`Self::is_toucher`].
+    /// Reads a mapped page whatever its rights; `false` where it cannot be read.
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool;
 
     /// Gives the program `prot` on the range.

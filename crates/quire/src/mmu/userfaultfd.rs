@@ -31,7 +31,7 @@ use crate::sys::{Errno, call, memory};
 use crate::units::{BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, PageNum, PageRange};
 
 /// A fault of the arena, as the kernel reports it.
-pub(crate) struct FaultMessage {
+pub struct FaultMessage {
     pub page: PageNum,
     pub access: Access,
     pub thread: ThreadId,
@@ -54,7 +54,7 @@ pub struct Userfaultfd {
     pool_faults: Uffd,
     /// /proc/self/mem, for pages that may not be read.
     mem: AtomicI32,
-    /// /proc/self/pagemap, once there was a fork; -1 where it cannot be had.
+    /// /proc/self/pagemap, once it was needed; -1 where it cannot be had.
     pagemap: AtomicI32,
     /// Whether every thread of the process has the descriptors, and not only the engine's.
     is_shared: AtomicBool,
@@ -198,23 +198,22 @@ impl Userfaultfd {
     /// process has a page.
     pub fn expect_sharers(&self) {
         // Relaxed, here and where it is read: a descriptor that stays open from now on.
-        if self.pagemap.load(Ordering::Relaxed) < 0 {
-            self.open_pagemap();
+        if self.pagemap.load(Ordering::Relaxed) < 0
+            && let Ok(opened) = pagemap::open()
+        {
+            let number = opened.as_raw_fd();
+            let is_first =
+                self.pagemap.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed);
+            if is_first.is_ok() {
+                let _ = opened.into_raw_fd();
+            }
         }
     }
 
     /// The same in a fork's child, where nothing of the parent's is open.
     pub(crate) fn expect_sharers_in_child(&self) {
         self.pagemap.store(-1, Ordering::Relaxed);
-        self.open_pagemap();
-    }
-
-    /// Makes a call that touches pages whose locks the calling thread has.
-    fn touch<T>(&self, call: impl FnOnce() -> T) -> T {
-        let (result, refused) = self.touchers.during(self.thread(), call);
-        // What made the access an error goes again.
-        refused.into_iter().for_each(|page| self.unmap(PageRange::new(page, 1)));
-        result
+        self.expect_sharers();
     }
 
     /// Of the pages from an address on that `is_missing` names, leaves those where there is no memory, nor what
@@ -235,17 +234,11 @@ impl Userfaultfd {
         }
         let mut entries = [pagemap::PRESENT; BLOCK_PAGES];
         let entries = &mut entries[..is_missing.len()];
-        if let Ok(pagemap) = pagemap::open() {
-            let _ = pagemap::read(pagemap.as_raw_fd(), start, entries);
-        }
+        self.expect_sharers();
+        // Without it they are taken to be there.
+        let _ = pagemap::read(self.pagemap.load(Ordering::Relaxed), start, entries);
         for (is_missing, &entry) in is_missing.iter_mut().zip(&*entries) {
             *is_missing &= entry & (pagemap::PRESENT | pagemap::SWAPPED) == 0;
-        }
-    }
-
-    fn open_pagemap(&self) {
-        if let Ok(opened) = pagemap::open() {
-            self.pagemap.store(opened.into_raw_fd(), Ordering::Relaxed);
         }
     }
 
@@ -265,9 +258,9 @@ impl Userfaultfd {
         [self.faults.number(), self.pool_faults.number(), self.mem.load(Ordering::Relaxed)]
     }
 
-    /// Waits for a fault and reads it. `None` where another handler took it, or the wait was
-    /// interrupted.
-    pub(crate) fn read_fault(&self) -> Option<FaultMessage> {
+    /// Waits for a fault and reads it. `None` where another handler took it, it is answered already, or the
+    /// wait was interrupted.
+    pub fn read_fault(&self) -> Option<FaultMessage> {
         self.fault_of(self.faults.read().ok()?)
     }
 
@@ -295,7 +288,22 @@ impl Userfaultfd {
         } else {
             Access::Read
         };
-        Some(FaultMessage { page: self.page(fault.address as usize), access, thread })
+        let page = self.page(fault.address as usize);
+        let is_answered = self.touchers.answer(thread, page, || self.answer_toucher(page, access));
+        (!is_answered).then_some(FaultMessage { page, access, thread })
+    }
+
+    /// Answers the fault of a thread that has the page's lock: the program has dropped the page.
+    fn answer_toucher(&self, page: PageNum, access: Access) {
+        let one = PageRange::new(page, 1);
+        let done = match access {
+            Access::WriteProtected => self.write_protect(one, Protection::Writable),
+            // SAFETY: a page of bytes that are not managed.
+            _ => unsafe { self.copy_in(one, [0u8; PAGE_SIZE].as_ptr(), Protection::Writable) },
+        };
+        if done.pages == 0 {
+            self.wake(one);
+        }
     }
 
     /// Address of a page's first byte.
@@ -510,7 +518,7 @@ impl Mmu for Userfaultfd {
     fn make_exclusive(&self, pages: PageRange) -> Done {
         let start = self.address(pages.start);
         let populate = || self.advise(start, pages.len(), MADV_POPULATE_WRITE);
-        finished(pages.len(), self.touch(populate))
+        finished(pages.len(), self.touchers.during(self.thread(), pages, populate))
     }
 
     fn write_protect(&self, pages: PageRange, protection: Protection) -> Done {
@@ -539,31 +547,23 @@ impl Mmu for Userfaultfd {
         self.is_shared.load(Ordering::Relaxed) || is_engine_thread()
     }
 
-    fn is_toucher(&self, thread: ThreadId) -> bool {
-        self.touchers.has(thread)
-    }
-
-    fn refuse_toucher(&self, thread: ThreadId, page: PageNum) {
-        self.touchers.refuse(thread, page);
-        let _ = self.poison(page);
-        self.wake(PageRange::new(page, 1));
-    }
-
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
         let address = self.address(page);
         let place = into.as_mut_ptr() as usize;
         let vectors = [[place, PAGE_SIZE], [address, PAGE_SIZE]];
         let [local, remote] = vectors.each_ref().map(|vector| vector.as_ptr() as usize);
         let pid = process_id() as usize;
-        let mem = self.mem.load(Ordering::Relaxed) as usize;
-        // SAFETY: the kernel writes at most a page into `into`. A call rather than a load: a page
-        // that is not there after all is an error, not a fault of our own.
-        self.touch(|| unsafe {
-            let by_number = call::syscall(__NR_process_vm_readv, [pid, local, 1, remote, 1, 0]);
-            // This way pages without rights can be read as well.
-            let by_file = || call::syscall(__NR_pread64, [mem, place, PAGE_SIZE, address, 0, 0]);
-            by_number == Ok(PAGE_SIZE) || by_file() == Ok(PAGE_SIZE)
-        })
+        let mem = self.mem.load(Ordering::Relaxed);
+        // SAFETY: the kernel writes at most a page into `into`. By the file a page that is not there after all
+        // is an error and no fault, and one without rights can be read.
+        let read = unsafe {
+            if mem >= 0 {
+                call::syscall(__NR_pread64, [mem as usize, place, PAGE_SIZE, address, 0, 0])
+            } else {
+                call::syscall(__NR_process_vm_readv, [pid, local, 1, remote, 1, 0])
+            }
+        };
+        read == Ok(PAGE_SIZE)
     }
 
     fn protect(&self, pages: PageRange, prot: Prot) -> Done {

@@ -62,7 +62,7 @@ impl<M: ObjectMmu> Objects<M> {
     ) -> Outcome {
         self.space.budget().count(Event::Pgfault, 1);
         let mut kind = FaultKind::Object;
-        let outcome = self.space.serve(thread, page, access, |found, way| {
+        let outcome = self.space.serve(thread, page, |found, way| {
             let of = found.map(|vma| vma.attributes.kind);
             if of != Some(Kind::Object) {
                 kind = self.space.kind_of_fault(page, access);
@@ -89,7 +89,7 @@ impl<M: ObjectMmu> Objects<M> {
     /// nothing: a signal handler may do this, on the little stack that it has.
     pub fn object_fault(&self, page: PageNum, access: Access, since: Moment) -> Option<Outcome> {
         let mut kind = FaultKind::Object;
-        let outcome = self.serve_caller(page, access, Kind::Object, |vma, way| {
+        let outcome = self.serve_caller(page, Kind::Object, |vma, way| {
             self.try_object_fault(page, access, vma, way, &mut kind, None)
         })?;
         self.space.note_fault(kind, outcome, since);
@@ -101,12 +101,11 @@ impl<M: ObjectMmu> Objects<M> {
     pub(super) fn serve_caller(
         &self,
         page: PageNum,
-        access: Access,
         kind: Kind,
         mut attempt: impl FnMut(&Vma, Way) -> Result<Outcome, Doubt>,
     ) -> Option<Outcome> {
         let (mut is_first, mut is_other) = (true, false);
-        let outcome = self.space.serve(ThreadId::CALLER, page, access, |found, way| {
+        let outcome = self.space.serve(ThreadId::CALLER, page, |found, way| {
             let found = found.filter(|vma| vma.attributes.kind == kind);
             is_other = is_first && found.is_none();
             is_first = false;

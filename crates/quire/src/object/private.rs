@@ -74,7 +74,7 @@ impl<M: ObjectMmu> Objects<M> {
         access: Access,
         scratch: &mut Scratch,
     ) -> Option<Outcome> {
-        self.serve_caller(page, access, Kind::Private, |vma, way| {
+        self.serve_caller(page, Kind::Private, |vma, way| {
             self.try_private_fault(page, access, vma, way, scratch)
         })
     }

@@ -165,18 +165,12 @@ impl<M: ObjectMmu> Objects<M> {
         place: &mut PageBytes,
         kill: Kill<'_>,
     ) -> Result<OwnBytes, Interrupted> {
-        let mut locked = self.space.lock_page_killable(page, kill)?;
-        if locked.state() == State::Mapped {
-            let Some(there) = self.space.drop_if_missing(locked) else { return Ok(OwnBytes::None) };
-            locked = there;
-        }
+        let locked = self.space.lock_page_killable(page, kill)?;
         let before = locked.content();
         let is_loaded = match before.state() {
             _ if has_no_bytes(before) => return Ok(OwnBytes::None),
             State::File => return Ok(OwnBytes::InFile),
-            State::Mapped if self.space.mmu().read(page, place) => true,
-            // The program has just dropped it.
-            State::Mapped if !self.space.is_there(page) => return Ok(OwnBytes::None),
+            State::Mapped => self.space.mmu().read(page, place),
             State::Limbo => {
                 let frame = self.space.mmu().frame(FrameId(before.payload()));
                 // SAFETY: a frame in limbo holds its owner's bytes, and the owner is locked.
@@ -187,12 +181,14 @@ impl<M: ObjectMmu> Objects<M> {
             State::Same | State::Pool => unsafe {
                 self.space.load_content(page, before, place).is_ok()
             },
-            State::Mapped | State::None | State::Poisoned | State::Cached => false,
+            State::None | State::Poisoned | State::Cached => false,
         };
-        locked.unlock();
         if !is_loaded {
-            return Ok(OwnBytes::Lost);
+            let is_dropped =
+                before.state() == State::Mapped && self.space.drop_if_missing(locked).is_none();
+            return Ok(if is_dropped { OwnBytes::None } else { OwnBytes::Lost });
         }
+        locked.unlock();
         into.copy_from_slice(&place[within..within + into.len()]);
         Ok(OwnBytes::Loaded)
     }

@@ -54,13 +54,13 @@ impl<M: Mmu> VmSpace<M> {
             _ if run.is_empty() => Sharers::Unknown,
             Sharer::Others => Sharers::Others(run),
             Sharer::None => Sharers::Own(run),
-            // The program dropped it by a bare system call.
+            // The program dropped it by a bare system call, or the kernel has swapped it out.
             Sharer::Missing => Sharers::Unknown,
         }
     }
 
     /// Makes pages our own again that a fork once shared. Not where they are write-protected: the kernel
-    /// would send the fault to us, and we hold them.
+    /// would send the fault to us, and we hold them. Not in direct reclaim, which a handler may do.
     pub(super) fn make_own(&self, run: PageRange, batch: &UnmapBatch) -> bool {
         let is_protected =
             |page| batch.before(page).is_some_and(|before| before.has(Flags::WRITE_PROTECTED));
@@ -97,13 +97,8 @@ impl<M: Mmu> VmSpace<M> {
         let mut copied: [Option<(LockedPage<'_, Self>, Stored)>; CHUNK] = [const { None }; CHUNK];
         let mut runs = Runs::default();
         for (page, copied) in chunk.pages().zip(&mut copied) {
-            let Some(victim) = batch.victim(self, page) else {
+            let Some(mut victim) = batch.victim(self, page) else {
                 self.unlock_page(page);
-                continue;
-            };
-            // A handler that reads what is missing waits for another handler.
-            let Some(mut victim) = self.drop_if_missing(victim) else {
-                evicted.freed += 1;
                 continue;
             };
             let stored = if is_protected { self.copy_out(&mut victim, scratch) } else { None };
@@ -113,6 +108,10 @@ impl<M: Mmu> VmSpace<M> {
                     runs.push(page);
                 }
                 None => {
+                    let Some(victim) = self.drop_if_missing(victim) else {
+                        evicted.freed += 1;
+                        continue;
+                    };
                     if !victim.has(Flags::WRITE_PROTECTED) {
                         let one = PageRange::new(page, 1);
                         let _ = self.mmu.write_protect(one, Protection::Writable);

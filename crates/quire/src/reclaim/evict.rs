@@ -44,14 +44,16 @@ impl Evicted {
 /// them.
 pub(super) struct UnmapBatch {
     range: PageRange,
+    who: Reclaimer,
     /// What the pages' words say, by offset in the block.
     words: [Snapshot; BLOCK_PAGES],
 }
 
 impl UnmapBatch {
-    fn new(start: PageNum) -> UnmapBatch {
+    fn new(start: PageNum, who: Reclaimer) -> UnmapBatch {
         UnmapBatch {
             range: PageRange { start, end: start },
+            who,
             words: [Snapshot::new(State::None, 0); BLOCK_PAGES],
         }
     }
@@ -147,14 +149,14 @@ impl<M: Mmu> VmSpace<M> {
         let unit = self.batch_unit(who);
         let may_move = vma.attributes.prot.is_movable();
         // First those that only have to be dropped: one call for all of them, and holes for the others' moves.
-        let mut clean = UnmapBatch::new(part.start);
+        let mut clean = UnmapBatch::new(part.start, who);
         let is_clean = |page: &PageNum| self.snapshot(*page).has(Flags::CLEAN);
         for page in part.pages().filter(is_clean) {
             let victim = self.lock_to_evict(page, who, may_move, true);
             victim.into_iter().for_each(|page| clean.push(page));
         }
         let mut evicted = self.drop_clean(&clean, vma, who);
-        let mut batch = UnmapBatch::new(part.start);
+        let mut batch = UnmapBatch::new(part.start, who);
         let is_victim = |page: &mut LockedPage<'_, Self>| page.state() == State::Mapped;
         for page in part.pages() {
             let hole = (!batch.range.is_empty()).then(|| self.lock_hole(page)).flatten();
@@ -193,7 +195,7 @@ impl<M: Mmu> VmSpace<M> {
             };
             let part = vma.range.intersect(block);
             at = part.end.max(at.add(1));
-            let mut packed = UnmapBatch::new(part.start);
+            let mut packed = UnmapBatch::new(part.start, Reclaimer::Kswapd);
             let locked = part.pages().filter_map(|page| self.try_lock_if(page, is_packed));
             locked.for_each(|page| packed.push(page));
             self.drop_clean(&packed, &vma, Reclaimer::Kswapd);
@@ -212,13 +214,15 @@ impl<M: Mmu> VmSpace<M> {
             return Evicted::default();
         }
         let start = monotonic_ns();
-        // A page that is not there was dropped by a bare system call of the program's, or swapped out by the
-        // kernel itself.
-        let mut is_there = [false; BLOCK_PAGES];
-        self.mmu.look(clean.range, &mut is_there[..clean.range.len()]);
-        let is_there = |page: PageNum| is_there[(page.0 - clean.range.start.0) as usize];
+        // What the program has dropped by a bare system call is as it was stored no more.
+        let mut is_missing = [false; BLOCK_PAGES];
+        for (is_missing, page) in is_missing.iter_mut().zip(clean.range.pages()) {
+            *is_missing = clean.before(page).is_some();
+        }
+        self.mmu.find_missing(clean.range, &mut is_missing[..clean.range.len()]);
+        let is_missing = |page: PageNum| is_missing[(page.0 - clean.range.start.0) as usize];
         let mut runs = Runs::default();
-        let is_victim = |&page: &PageNum| clean.before(page).is_some() && is_there(page);
+        let is_victim = |&page: &PageNum| clean.before(page).is_some() && !is_missing(page);
         clean.range.pages().filter(is_victim).for_each(|page| runs.push(page));
         let calls = if self.batch_unit(who) == 1 {
             let pages = runs.as_slice().iter().flat_map(|run| run.pages());
@@ -234,9 +238,10 @@ impl<M: Mmu> VmSpace<M> {
         self.count_unmapped(clean.range.start, freed);
         self.budget.count(Event::UnmapPages, freed);
         let (mut stored_pages, mut copies, mut dropped) = (0, 0, 0);
-        for page in victims() {
-            if !is_there(page.page()) {
-                dropped += usize::from(self.drop_if_missing(page).is_none());
+        for mut page in victims() {
+            if is_missing(page.page()) {
+                self.drop_locked(&mut page);
+                dropped += 1;
                 continue;
             }
             let Some(stored) = page.content().stored() else { continue };
@@ -338,7 +343,7 @@ impl<M: Mmu> VmSpace<M> {
         stayed: Flags,
     ) {
         let range = pages.range();
-        let mut batch = UnmapBatch::new(range.start);
+        let mut batch = UnmapBatch::new(range.start, Reclaimer::Advice);
         while let Some(page) = pages.take_first() {
             batch.push(page);
         }
@@ -392,7 +397,9 @@ impl<M: Mmu> VmSpace<M> {
                 _ => Sharers::Unknown,
             };
             let kept = match (sharing, &mut scratch) {
-                (Sharers::Others(run), Some(scratch)) => {
+                (Sharers::Others(run), Some(scratch)) | (Sharers::Own(run), Some(scratch))
+                    if matches!(sharing, Sharers::Others(_)) || batch.who == Reclaimer::Direct =>
+                {
                     evicted.add(self.evict_by_copy(run, batch, scratch));
                     is_unlocked[first..first + run.len()].fill(true);
                     at = run.end;

@@ -1,6 +1,8 @@
 //! remap: content moves to other addresses, by page words and moves, never by copying what is
 //! swapped.
 
+use core::sync::atomic::Ordering;
+
 use super::vma::Attributes;
 use super::{Layout, VmSpace};
 use crate::fault::Outcome;
@@ -157,7 +159,13 @@ impl<M: Mmu> VmSpace<M> {
             State::Mapped => {
                 from = self.lift_clean_of(from);
                 if !self.move_mapped(&from, to.page()) {
-                    self.drop_locked(&mut from);
+                    if let Some(mut lost) = self.drop_if_missing(from) {
+                        // The mark of a memory error, which does not move.
+                        self.drop_locked(&mut lost);
+                        let _ = self.mmu.poison(to.page());
+                        self.budget.add_wanted(1);
+                        to.poison();
+                    }
                     return true;
                 }
             }
@@ -186,14 +194,14 @@ impl<M: Mmu> VmSpace<M> {
         true
     }
 
-    /// Moves what is mapped; `false` where nothing is, for the program has dropped it by a bare system
-    /// call.
+    /// Moves what is mapped; `false` where nothing is that can be moved.
     fn move_mapped(&self, page: &LockedPage<'_, Self>, to: PageNum) -> bool {
         let (from, before) = (page.page(), page.content());
         let one = PageRange::new(from, 1);
         // A protected page cannot be made exclusive: the kernel would send the fault to us, and
-        // we hold the page.
-        let mut may_own = !before.has(Flags::WRITE_PROTECTED);
+        // we hold the page. Without a fork it is so already.
+        let has_forked = self.has_forked.load(Ordering::Relaxed);
+        let mut may_own = has_forked && !before.has(Flags::WRITE_PROTECTED);
         loop {
             match self.mmu.move_within(one, to).refusal {
                 None => break,

@@ -4,15 +4,13 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use quire::mmu::Access;
-use quire::mmu::userfaultfd::Userfaultfd;
+use quire::mmu::userfaultfd::{FaultMessage, Userfaultfd};
 use quire::mmu::{Done, FrameId, FrameRun, Holes, Mmu, Prot, Protection, Refusal, Sharer};
 use quire::reclaim::{Balance, NoCaches};
 use quire::scratch::Scratch;
 use quire::space::VmSpace;
 use quire::swap::SwapRead;
 use quire::sys::clock::Moment;
-use quire::sys::thread::ThreadId;
 use quire::units::{BLOCK_PAGES, PAGE_SIZE, PageNum, PageRange};
 
 use super::{Tree, space};
@@ -67,12 +65,6 @@ impl Mmu for Reachable {
     }
     fn expect_foreign(&self) -> Result<(), rustix::io::Errno> {
         self.0.expect_foreign()
-    }
-    fn is_toucher(&self, thread: ThreadId) -> bool {
-        self.0.is_toucher(thread)
-    }
-    fn refuse_toucher(&self, thread: ThreadId, page: PageNum) {
-        self.0.refuse_toucher(thread, page);
     }
     fn read(&self, page: PageNum, into: &mut [u8; PAGE_SIZE]) -> bool {
         self.0.read(page, into)
@@ -157,26 +149,14 @@ impl Engine {
     }
 
     fn handle_faults(&self) {
-        use linux_raw_sys::general::{UFFD_PAGEFAULT_FLAG_WP, UFFD_PAGEFAULT_FLAG_WRITE};
         let mmu = &self.space.mmu().0;
         let mut scratch = Scratch::new().unwrap();
-        while let Ok(message) = mmu.faults.read() {
+        loop {
+            let Some(FaultMessage { page, access, thread }) = mmu.read_fault() else { continue };
             let since = Moment::now();
-            // SAFETY: no other event was asked for, and THREAD_ID was.
-            let (fault, thread) =
-                unsafe { (message.arg.pagefault, message.arg.pagefault.feat.ptid) };
-            let has = |flag: u32| fault.flags & u64::from(flag) != 0;
-            let access = if has(UFFD_PAGEFAULT_FLAG_WP) {
-                Access::WriteProtected
-            } else if has(UFFD_PAGEFAULT_FLAG_WRITE) {
-                Access::Write
-            } else {
-                Access::Read
-            };
-            let page = mmu.page(fault.address as usize);
             // Before the answer: the thread's next step finds it.
-            self.last_thread.store(thread, Ordering::SeqCst);
-            self.space.handle_fault_of(ThreadId(thread), page, access, since, &mut scratch);
+            self.last_thread.store(thread.0, Ordering::SeqCst);
+            self.space.handle_fault_of(thread, page, access, since, &mut scratch);
         }
     }
 

@@ -1,81 +1,137 @@
-//! Threads that touch pages whose locks they have, by a call.
+//! Threads that have the kernel touch pages whose locks they have.
 //!
 //! The program may have dropped such a page by a bare system call, of which the engine knows nothing. Then
-//! the kernel sends the fault to a handler, which finds the page locked by the thread that waits for the
-//! answer. So a thread is listed here for as long as its call lasts, and its fault is served without
-//! the lock ([`Mmu::is_toucher`](super::Mmu::is_toucher)).
+//! the kernel sends the fault to a handler, where nobody could serve it: the page is locked by the thread that
+//! waits for the answer, and a fork may wait for that thread as well. So it is listed here with its pages for as
+//! long as it touches them, and its faults are answered where they are read.
 //!
-//! Locks: none. A fork waits until the thread has ended its call, so a child finds nothing listed.
+//! Locks: a listed thread's call ends only after an answer to it has.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::sys::thread::ThreadId;
-use crate::units::PageNum;
+use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
 /// The most threads that touch at once; others wait for a moment.
-const TOUCHERS: usize = 32;
+const TOUCHERS: usize = 16;
 
-/// No page was refused.
-const NONE: u64 = u64::MAX;
+#[derive(Default)]
+pub(super) struct Touchers([Toucher; TOUCHERS]);
 
-pub(super) struct Touchers {
-    /// How many there are, so that most faults look at nothing else.
-    count: AtomicU32,
-    /// Their numbers; UNKNOWN is a free place.
-    threads: [AtomicU32; TOUCHERS],
-    /// At which page each was refused.
-    refused: [AtomicU64; TOUCHERS],
+#[derive(Default)]
+struct Toucher {
+    /// The thread, or UNKNOWN: a free place.
+    thread: AtomicU32,
+    /// Which pages it touches, and [`ANSWERED`]; 0 are none.
+    pages: AtomicU64,
 }
 
-impl Default for Touchers {
-    fn default() -> Touchers {
-        Touchers {
-            count: AtomicU32::new(0),
-            threads: [const { AtomicU32::new(ThreadId::UNKNOWN.0) }; TOUCHERS],
-            refused: [const { AtomicU64::new(NONE) }; TOUCHERS],
-        }
-    }
+/// A fault of the thread is being answered.
+const ANSWERED: u64 = 1 << 63;
+/// Bits for the number of pages: a block's at most.
+const LEN_BITS: u32 = BLOCK_ORDER + 1;
+
+const fn word_of(pages: PageRange) -> u64 {
+    pages.start.0 << LEN_BITS | pages.len() as u64
+}
+
+fn holds(word: u64, page: PageNum) -> bool {
+    page.0.wrapping_sub(word >> LEN_BITS) < word & ((1 << LEN_BITS) - 1)
 }
 
 impl Touchers {
-    /// Makes a call of the calling thread; says at which page it was refused.
-    pub fn during<T>(&self, thread: ThreadId, call: impl FnOnce() -> T) -> (T, Option<PageNum>) {
-        let (free, own) = (ThreadId::UNKNOWN.0, thread.0);
-        // SeqCst, here and below: a handler that is sent this thread's fault finds it listed.
-        self.count.fetch_add(1, Ordering::SeqCst);
-        let at = loop {
-            let take = |place: &AtomicU32| {
-                place.compare_exchange(free, own, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-            };
-            match self.threads.iter().position(take) {
-                Some(at) => break at,
-                None => {
-                    rustix::thread::sched_yield();
-                }
+    /// Makes a call by which the calling thread touches pages.
+    pub fn during<T>(&self, thread: ThreadId, pages: PageRange, call: impl FnOnce() -> T) -> T {
+        let free = ThreadId::UNKNOWN.0;
+        let take = |place: &&Toucher| {
+            let taken =
+                place.thread.compare_exchange(free, thread.0, Ordering::Acquire, Ordering::Relaxed);
+            taken.is_ok()
+        };
+        let place = loop {
+            match self.0.iter().find(take) {
+                Some(place) => break place,
+                None => rustix::thread::sched_yield(),
             }
         };
+        // SeqCst: a handler that is sent this thread's fault finds it listed.
+        place.pages.store(word_of(pages), Ordering::SeqCst);
         let result = call();
-        let refused = self.refused[at].swap(NONE, Ordering::SeqCst);
-        self.threads[at].store(free, Ordering::SeqCst);
-        self.count.fetch_sub(1, Ordering::SeqCst);
-        (result, (refused != NONE).then_some(PageNum(refused)))
-    }
-
-    fn place_of(&self, thread: ThreadId) -> Option<usize> {
-        if thread == ThreadId::UNKNOWN || self.count.load(Ordering::SeqCst) == 0 {
-            return None;
+        let (word, none) = (word_of(pages), 0);
+        // Acquire pairs with the release in `answer`.
+        while place
+            .pages
+            .compare_exchange_weak(word, none, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            core::hint::spin_loop();
         }
-        self.threads.iter().position(|place| place.load(Ordering::SeqCst) == thread.0)
+        place.thread.store(free, Ordering::Release);
+        result
     }
 
-    pub fn has(&self, thread: ThreadId) -> bool {
-        self.place_of(thread).is_some()
+    /// Has a fault answered by `act` where its thread is listed with the page; says whether it is.
+    pub fn answer(&self, thread: ThreadId, page: PageNum, act: impl FnOnce()) -> bool {
+        let is_its = |place: &&Toucher| {
+            let word = place.pages.load(Ordering::SeqCst);
+            holds(word, page)
+                && place.thread.load(Ordering::Relaxed) == thread.0
+                && place
+                    .pages
+                    .compare_exchange(word, word | ANSWERED, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+        };
+        let Some(place) = self.0.iter().find(is_its) else { return false };
+        act();
+        place.pages.fetch_and(!ANSWERED, Ordering::Release);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_answered_for_its_pages_while_it_touches_them() {
+        let touchers = Touchers::default();
+        let (own, other) = (ThreadId(7), ThreadId(8));
+        let pages = PageRange::new(PageNum(1 << 40), 512);
+        let answers = |thread, page| {
+            let mut is_answered = false;
+            assert_eq!(touchers.answer(thread, PageNum(page), || is_answered = true), is_answered);
+            is_answered
+        };
+        let (first, end) = (pages.start.0, pages.end.0);
+        let seen = touchers.during(own, pages, || {
+            [
+                answers(own, first),
+                answers(own, end - 1),
+                answers(own, first - 1),
+                answers(own, end),
+                answers(other, first),
+            ]
+        });
+        assert_eq!(seen, [true, true, false, false, false]);
+        assert!(!answers(own, first), "it touches nothing any more");
     }
 
-    /// Notes that a listed thread's fault is answered with an error.
-    pub fn refuse(&self, thread: ThreadId, page: PageNum) {
-        if let Some(at) = self.place_of(thread) {
-            self.refused[at].store(page.0, Ordering::SeqCst);
-        }
+    #[test]
+    fn a_call_ends_after_the_answer_to_its_fault() {
+        let touchers = Touchers::default();
+        let (thread, pages) = (ThreadId(7), PageRange::new(PageNum(3), 1));
+        let has_ended = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let (begun, told) = std::sync::mpsc::channel();
+            scope.spawn(|| {
+                touchers.during(thread, pages, move || begun.send(()).unwrap());
+                has_ended.store(1, Ordering::SeqCst);
+            });
+            told.recv().unwrap();
+            touchers.answer(thread, PageNum(3), || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                assert_eq!(has_ended.load(Ordering::SeqCst), 0);
+            });
+        });
     }
 }
