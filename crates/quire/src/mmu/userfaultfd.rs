@@ -52,7 +52,7 @@ pub struct Userfaultfd {
     pub faults: Uffd,
     modes: Modes,
     pool_faults: Uffd,
-    /// /proc/self/mem, for pages that may not be read.
+    /// /proc/self/mem, by which pages are read; -1 where it cannot be had.
     mem: AtomicI32,
     /// /proc/self/pagemap, once it was needed; -1 where it cannot be had.
     pagemap: AtomicI32,

@@ -397,14 +397,14 @@ impl<M: Mmu> VmSpace<M> {
                 _ => Sharers::Unknown,
             };
             let kept = match (sharing, &mut scratch) {
-                (Sharers::Others(run), Some(scratch)) | (Sharers::Own(run), Some(scratch))
-                    if matches!(sharing, Sharers::Others(_)) || batch.who == Reclaimer::Direct =>
-                {
+                (Sharers::Others(run), Some(scratch)) => {
                     evicted.add(self.evict_by_copy(run, batch, scratch));
                     is_unlocked[first..first + run.len()].fill(true);
                     at = run.end;
                     continue;
                 }
+                // A handler may do this: they are left to others.
+                (Sharers::Own(run), _) if batch.who == Reclaimer::Direct => run.len(),
                 (Sharers::Others(run) | Sharers::Own(run), _) if self.make_own(run, batch) => {
                     owned_end = run.end;
                     continue;

@@ -13,7 +13,7 @@ use crate::sys::thread::ThreadId;
 use crate::units::{BLOCK_ORDER, PageNum, PageRange};
 
 /// The most threads that touch at once; others wait for a moment.
-const TOUCHERS: usize = 16;
+const TOUCHERS: usize = 4;
 
 #[derive(Default)]
 pub(super) struct Touchers([Toucher; TOUCHERS]);
