@@ -264,8 +264,7 @@ impl World {
         // What the kernel holds of dropped pages is its own.
         if self.pins.load(Ordering::Relaxed) == 0 {
             let used = self.mmu().used();
-            // A page that cannot move is there twice while a handler copies it out of its frame.
-            assert!(used <= held + self.plan.handlers, "{used} pages are in use, {held} charged");
+            assert!(used <= held, "{used} pages are in use, {held} charged");
         }
     }
 
