@@ -139,7 +139,7 @@ impl Sharer {
         // What the child holds is not charged here.
         engine.space.budget().uncharge(charged);
         let mmu = &engine.space.mmu().0;
-        mmu.expect_sharers();
+        mmu.open_pagemap();
         mmu.set_inherited(range, true).unwrap();
         let number = linux_raw_sys::general::__NR_fork;
         // SAFETY: the child calls nothing but `live`, which makes no call that needs ours.

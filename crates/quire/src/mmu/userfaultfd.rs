@@ -194,9 +194,9 @@ impl Userfaultfd {
         }
     }
 
-    /// Before a fork, on a thread with the engine's descriptors: opens what says whether another
-    /// process has a page.
-    pub fn expect_sharers(&self) {
+    /// On a thread with the engine's descriptors, before a fork or where it is needed: opens what says whether
+    /// a page is there, and whether another process has it.
+    pub fn open_pagemap(&self) {
         // Relaxed, here and where it is read: a descriptor that stays open from now on.
         if self.pagemap.load(Ordering::Relaxed) < 0
             && let Ok(opened) = pagemap::open()
@@ -211,9 +211,9 @@ impl Userfaultfd {
     }
 
     /// The same in a fork's child, where nothing of the parent's is open.
-    pub(crate) fn expect_sharers_in_child(&self) {
+    pub(crate) fn open_pagemap_in_child(&self) {
         self.pagemap.store(-1, Ordering::Relaxed);
-        self.expect_sharers();
+        self.open_pagemap();
     }
 
     /// Of the pages from an address on that `is_missing` names, leaves those where there is no memory, nor what
@@ -234,7 +234,7 @@ impl Userfaultfd {
         }
         let mut entries = [pagemap::PRESENT; BLOCK_PAGES];
         let entries = &mut entries[..is_missing.len()];
-        self.expect_sharers();
+        self.open_pagemap();
         // Without it they are taken to be there.
         let _ = pagemap::read(self.pagemap.load(Ordering::Relaxed), start, entries);
         for (is_missing, &entry) in is_missing.iter_mut().zip(&*entries) {

@@ -111,7 +111,7 @@ impl Process {
             // A reader may need the background thread, which is stopped with all the others.
             if !self.space.swap().is_reading() {
                 charged = self.space.proxy_calls.send(|| {
-                    self.space.mmu().expect_sharers();
+                    self.space.mmu().open_pagemap();
                     self.space.prepare_fork(&mut layout)
                 });
                 if charged.is_ok() {
@@ -265,7 +265,7 @@ impl ForkGuard {
         descriptors.control.take().into_iter().for_each(close);
         space.mmu().attach(descriptors.device, descriptors.memory)?;
         descriptors.device.take().into_iter().for_each(close);
-        space.mmu().expect_sharers_in_child();
+        space.mmu().open_pagemap_in_child();
         reach(Step::Attached);
         let has_foreign = !space.managed_stretches(&self.layout).eq([space.arena()]);
         space.mmu().begin_modes_in_child(has_foreign);

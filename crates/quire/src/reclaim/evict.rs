@@ -155,7 +155,7 @@ impl<M: Mmu> VmSpace<M> {
             let victim = self.lock_to_evict(page, who, may_move, true);
             victim.into_iter().for_each(|page| clean.push(page));
         }
-        let mut evicted = self.drop_clean(&clean, vma, who);
+        let mut evicted = self.drop_clean(&clean, vma);
         let mut batch = UnmapBatch::new(part.start, who);
         let is_victim = |page: &mut LockedPage<'_, Self>| page.state() == State::Mapped;
         for page in part.pages() {
@@ -198,13 +198,13 @@ impl<M: Mmu> VmSpace<M> {
             let mut packed = UnmapBatch::new(part.start, Reclaimer::Kswapd);
             let locked = part.pages().filter_map(|page| self.try_lock_if(page, is_packed));
             locked.for_each(|page| packed.push(page));
-            self.drop_clean(&packed, &vma, Reclaimer::Kswapd);
+            self.drop_clean(&packed, &vma);
         }
     }
 
     /// Drops locked pages that are as they are stored, however they lie, and unlocks them: there
     /// is nothing to move and nothing to store.
-    fn drop_clean(&self, clean: &UnmapBatch, vma: &Vma, who: Reclaimer) -> Evicted {
+    fn drop_clean(&self, clean: &UnmapBatch, vma: &Vma) -> Evicted {
         if clean.range.is_empty() {
             return Evicted::default();
         }
@@ -224,7 +224,7 @@ impl<M: Mmu> VmSpace<M> {
         let mut runs = Runs::default();
         let is_victim = |&page: &PageNum| clean.before(page).is_some() && !is_missing(page);
         clean.range.pages().filter(is_victim).for_each(|page| runs.push(page));
-        let calls = if self.batch_unit(who) == 1 {
+        let calls = if self.batch_unit(clean.who) == 1 {
             let pages = runs.as_slice().iter().flat_map(|run| run.pages());
             pages.map(|page| self.mmu.unmap(PageRange::new(page, 1))).count()
         } else {

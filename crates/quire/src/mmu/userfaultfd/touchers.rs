@@ -123,15 +123,22 @@ mod tests {
         let has_ended = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let (begun, told) = std::sync::mpsc::channel();
-            scope.spawn(|| {
-                touchers.during(thread, pages, move || begun.send(()).unwrap());
+            let (answering, go_on) = std::sync::mpsc::channel();
+            let (touchers, has_ended) = (&touchers, &has_ended);
+            scope.spawn(move || {
+                touchers.during(thread, pages, || {
+                    begun.send(()).unwrap();
+                    go_on.recv().unwrap();
+                });
                 has_ended.store(1, Ordering::SeqCst);
             });
             told.recv().unwrap();
-            touchers.answer(thread, PageNum(3), || {
+            let is_answered = touchers.answer(thread, PageNum(3), || {
+                answering.send(()).unwrap();
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 assert_eq!(has_ended.load(Ordering::SeqCst), 0);
             });
+            assert!(is_answered);
         });
     }
 }
