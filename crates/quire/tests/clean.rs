@@ -122,6 +122,21 @@ fn a_fault_beside_packed_pages_that_a_fork_shares_leaves_them_shared() {
 }
 
 #[test]
+fn a_write_among_clean_pages_that_a_fork_shares_ends_the_sharing_of_its_own_page_alone() {
+    let (machine, range) = read_again(Tree { folio_order: 4, ..Tree::default() });
+    machine.evict(range);
+    machine.fork();
+    expect_all(&machine, range);
+    let packed = PageRange { start: range.start.add(1), ..range };
+    assert!(packed.pages().all(|page| is_clean(&machine, page)));
+    let is_written = |page: &PageNum| page.0 % 16 == 3;
+    packed.pages().filter(is_written).for_each(|page| machine.fill(page, page.0 + 1));
+    for page in packed.pages() {
+        assert_eq!(machine.word(page).stored().is_some(), !is_written(&page), "{page:?}");
+    }
+}
+
+#[test]
 fn a_clean_page_that_goes_while_its_writer_waits_comes_back_writable() {
     let (machine, range) = read_again(Tree::default());
     let page = range.start.add(9);

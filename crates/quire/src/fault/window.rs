@@ -222,10 +222,10 @@ impl<M: Mmu> VmSpace<M> {
             && self.swap.may_keep_clean(packed, self.budget.limit())
     }
 
-    /// Whether a page is in the pool, and another process has it there as well.
-    pub(super) fn is_shared(&self, before: Snapshot) -> bool {
-        before.state() == State::Pool
-            && Handle::new(before.payload()).is_some_and(|blob| self.swap.zpool.is_shared(blob))
+    /// Whether a page is in the pool, beside memory or not, and another process has it there as well.
+    pub(crate) fn is_shared(&self, before: Snapshot) -> bool {
+        let Some(Stored::Pool(blob)) = before.stored() else { return false };
+        Handle::new(blob).is_some_and(|blob| self.swap.zpool.is_shared(blob))
     }
 
     /// Maps and unlocks a window's pages. `false`: there is no memory for any; all are locked

@@ -74,7 +74,8 @@ impl<M: Mmu> VmSpace<M> {
         page.dirty();
     }
 
-    /// Adds the clean pages next to a locked page, as far as `bounds`.
+    /// Adds the clean pages next to a locked page, as far as `bounds`. Not those that another process has packed
+    /// as well: each of them is shared until it is written itself.
     pub(crate) fn lock_clean_around<'a>(
         &'a self,
         pages: &mut LockedRange<'a, Self>,
@@ -84,6 +85,7 @@ impl<M: Mmu> VmSpace<M> {
             seen.state() == State::Mapped
                 && seen.has(Flags::CLEAN)
                 && !seen.has(Flags::WRITE_PROTECTED)
+                && !self.is_shared(seen)
         };
         pages.grow(bounds, BLOCK_PAGES, |page| self.try_lock_if(page, is_clean));
     }
