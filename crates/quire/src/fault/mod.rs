@@ -495,8 +495,12 @@ impl<M: Mmu> VmSpace<M> {
         self.budget.count(Event::PgactivateLimbo, 1);
     }
 
-    /// Copies pages out of limbo to where moving is refused; each frame pays for its copy.
+    /// Copies pages out of limbo to where moving is refused; each frame pays for its copy. One page is there
+    /// twice at any time, and no fault waits for memory for that: the reserve has some.
     fn copy_from_limbo(&self, window: &FaultWindow<'_, M>) -> usize {
+        if !self.charge_last() {
+            self.budget.charge_anyway(1);
+        }
         let mut mapped = 0;
         for page in window.range().pages() {
             let frame = FrameId(window.before(page).payload());
@@ -514,6 +518,7 @@ impl<M: Mmu> VmSpace<M> {
             self.budget.count(Event::MapCopy, 1);
             mapped += 1;
         }
+        self.budget.uncharge(1);
         mapped
     }
 }

@@ -336,7 +336,7 @@ impl<M: Mmu> VmSpace<M> {
         if block.is_used.load(Ordering::SeqCst) != 0 {
             return true;
         }
-        if !self.budget.try_charge(1, Purpose::Tables) && !self.take_charges_of_frames(1, 0) {
+        if !self.charge_last() {
             return false;
         }
         if block.is_used.swap(1, Ordering::SeqCst) != 0 {
@@ -344,6 +344,12 @@ impl<M: Mmu> VmSpace<M> {
         }
         self.pages.note_used(page);
         true
+    }
+
+    /// Charges a page, and be it the last of the reserve, or a free frame.
+    #[must_use]
+    pub(crate) fn charge_last(&self) -> bool {
+        self.budget.try_charge(1, Purpose::Tables) || self.take_charges_of_frames(1, 0)
     }
 
     pub(crate) fn is_block_used(&self, page: PageNum) -> bool {
