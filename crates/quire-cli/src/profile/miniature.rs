@@ -20,7 +20,7 @@ use super::misses::{Costs, Misses};
 
 /// Of a budget: what is kept free, as the reserve and between watermarks that are boosted at times, and always where
 /// there are several members; and what is in limbo while memory is short.
-const FREE_PART: f64 = 1.0 / 24.0;
+const FREE_PART: f64 = 1.0 / 26.0;
 const FREE_PART_SHARED: f64 = 1.0 / 14.0;
 const LIMBO_PART: f64 = 1.0 / 16.0;
 

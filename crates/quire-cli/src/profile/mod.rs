@@ -12,6 +12,7 @@ mod curve;
 mod miniature;
 mod misses;
 mod picture;
+mod rate;
 mod reader;
 pub(crate) mod touch;
 mod world;

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use fastrand::Rng;
 use quire::control::sampling::{GROUP_PAGES, GroupSample, LOOK_MASK, PATIENCE_MAX, REGION_GROUPS};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::miniature::{Miniature, Played, Terms, Touch, pages_in};
+use super::miniature::{Miniature, Played, REGION_PAGES, Terms, Touch, pages_in};
 use super::misses::{Costs, Packs};
+use super::rate::{self, Rate};
 
 /// A region's process, and its number there.
 type Key = (u32, u64);
@@ -23,6 +25,7 @@ struct Region {
     touched: u32,
     touched_at: u16,
     groups: [Known; REGION_GROUPS],
+    rates: [Rate; REGION_PAGES],
 }
 
 /// What is known of a group.
@@ -59,10 +62,13 @@ impl Looks {
         Looks { last, waiting: VecDeque::from([Look::default()]) }
     }
 
-    /// Pages were touched at the last so many looks.
-    fn note_touched(&mut self, count: u16, pages: Pages) {
-        let looks = self.waiting.iter_mut().rev().take(count.into());
-        looks.for_each(|look| look.touched.push(pages));
+    /// These pages of a region were touched at the last looks, the last first.
+    fn note_touched(&mut self, number: u64, pages: &[u32]) {
+        for (look, &pages) in self.waiting.iter_mut().rev().zip(pages) {
+            if pages != 0 {
+                look.touched.push((number, pages));
+            }
+        }
     }
 
     fn note_gone(&mut self, pages: Pages) {
@@ -199,14 +205,25 @@ impl World {
         let group = &mut known.groups[at];
         group.told = look;
         if let Some(patience) = seen.patience {
-            // Left mapped, it may have been touched at any look since; unmapped, only since the last one.
+            // Left mapped, it was touched at some of the looks since; unmapped, only since the last one.
             let is_since = looks_since(group.look, look) == group.wait;
-            let count = if is_since { group.wait } else { 1 };
-            (group.look, group.wait) = (look, 1 << patience);
-            if touched != 0 {
-                looks.note_touched(count, (number, touched));
-                self.touched += touched.count_ones() as usize;
+            let count = if is_since { group.wait.max(1) } else { 1 };
+            (group.look, group.wait) = (look, 1 << patience.min(PATIENCE_MAX));
+            // Nor is it known whether pages of a group were touched together: at every second look they were.
+            let mut chance =
+                Rng::with_seed(xxh3_64_with_seed(&seen.group.to_ne_bytes(), look.into()));
+            let are_together = chance.bool();
+            let mut touches = [0; PLAYED_AFTER];
+            for page in pages_in(here(ALL_OF_GROUP)) {
+                let is_touched = touched >> page & 1 != 0;
+                let others = known.rates[page].note(count, is_touched);
+                let chance = if are_together { chance.clone() } else { chance.fork() };
+                if is_touched {
+                    rate::draw(count, others, chance).for_each(|back| touches[back] |= 1 << page);
+                }
             }
+            looks.note_touched(number, &touches);
+            self.touched += touched.count_ones() as usize;
         }
     }
 
