@@ -24,17 +24,17 @@ impl Default for Rate {
 }
 
 impl Rate {
-    /// Notes whether the page was touched in the course of so many looks. Returns by what chance it was at each of
-    /// them, where at one of them it was for certain.
-    pub(super) fn note(&mut self, looks: u16, is_touched: bool) -> f64 {
-        let count = f64::from(looks);
+    /// Notes whether the page was touched in the course of so many looks. If it was, returns by what chance it was at
+    /// each of them beside the one at which it was for certain.
+    pub(super) fn note(&mut self, looks: u16, is_touched: bool) -> Option<f64> {
+        let (count, power) = (f64::from(looks), i32::from(looks));
         let rate = f64::from(self.touched / self.looks).clamp(0.001, 1.0);
         let touched =
-            if is_touched { count * rate / (1.0 - (1.0 - rate).powf(count)) } else { 0.0 };
-        let kept = KEPT.powf(count);
+            if is_touched { count * rate / (1.0 - (1.0 - rate).powi(power)) } else { 0.0 };
+        let kept = KEPT.powi(power);
         self.touched = (f64::from(self.touched) * kept + touched) as f32;
         self.looks = (f64::from(self.looks) * kept + count) as f32;
-        (touched - 1.0) / (count - 1.0).max(1.0)
+        is_touched.then(|| (touched - 1.0) / (count - 1.0).max(1.0))
     }
 }
 
@@ -56,10 +56,10 @@ mod tests {
         (0..16).for_each(|_| _ = rate.note(1, true));
         let courses = (0..4000).map(|course| course % one_in == 0);
         for (course, is_touched) in courses.enumerate() {
-            let others = rate.note(16, is_touched);
-            if is_touched && course >= 2000 {
-                touches += draw(16, others, Rng::with_seed(course as u64)).count();
-            }
+            let others = rate.note(16, is_touched).filter(|_| course >= 2000);
+            let drawn =
+                others.map(|others| draw(16, others, Rng::with_seed(course as u64)).count());
+            touches += drawn.unwrap_or(0);
         }
         touches as f64 / (2000 / one_in) as f64
     }
@@ -75,9 +75,10 @@ mod tests {
     #[test]
     fn a_page_that_is_looked_at_each_time_was_touched_when_it_says_so() {
         let mut rate = Rate::default();
-        for is_touched in [true, false, true, true] {
-            let others = rate.note(1, is_touched);
-            assert_eq!(draw(1, others, Rng::with_seed(7)).collect::<Vec<_>>(), [0]);
+        for _ in 0..3 {
+            let others = rate.note(1, true).unwrap();
+            assert_eq!(Vec::from_iter(draw(1, others, Rng::with_seed(7))), [0]);
+            assert_eq!(rate.note(1, false), None);
         }
     }
 }

@@ -209,18 +209,16 @@ impl World {
             let is_since = looks_since(group.look, look) == group.wait;
             let count = if is_since { group.wait.max(1) } else { 1 };
             (group.look, group.wait) = (look, 1 << patience.min(PATIENCE_MAX));
-            // Nor is it known whether pages of a group were touched together: at every second look they were.
+            // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
             let mut chance =
                 Rng::with_seed(xxh3_64_with_seed(&seen.group.to_ne_bytes(), look.into()));
             let are_together = chance.bool();
             let mut touches = [0; PLAYED_AFTER];
             for page in pages_in(here(ALL_OF_GROUP)) {
-                let is_touched = touched >> page & 1 != 0;
-                let others = known.rates[page].note(count, is_touched);
+                let noted = known.rates[page].note(count, touched >> page & 1 != 0);
+                let Some(others) = noted else { continue };
                 let chance = if are_together { chance.clone() } else { chance.fork() };
-                if is_touched {
-                    rate::draw(count, others, chance).for_each(|back| touches[back] |= 1 << page);
-                }
+                rate::draw(count, others, chance).for_each(|back| touches[back] |= 1 << page);
             }
             looks.note_touched(number, &touches);
             self.touched += touched.count_ones() as usize;
