@@ -131,8 +131,8 @@ def profile_checked(context):
     """What is expected at four budgets beside what comes, for three programs: a table, which is not judged by
     time."""
     programs = {
-        "sort": ["sort", "-S", "200M", "--parallel=1", lines(context, 1_500_000), "-o", context.tmp / "sorted"],
-        "CPython": python(400_000),
+        "sort": ["sort", "-S", "800M", "--parallel=1", lines(context, 6_000_000), "-o", context.tmp / "sorted"],
+        "CPython": python(1_600_000),
         "g++": ["g++", "-O1", "-c", source(context, 260), "-o", context.tmp / "large.o"],
     }
     rows = ["medians of three profiles and of three runs, and their ratio: seconds; faults on swap; pages that came back"]

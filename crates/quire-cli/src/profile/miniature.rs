@@ -10,18 +10,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use quire::control::along::stream_order_max;
 use quire::control::managed_part;
 use quire::control::sampling::{GROUP_PAGES, REGION_GROUPS};
+use quire::control::watermarks::{BOOST_MAX, reserve, watermarks};
 use quire::units::PAGE_SIZE;
 
 use super::along::Along;
 use super::border::{Border, NEAR_PART};
 use super::misses::{Costs, Misses};
+use super::world::{Key, Order};
 
-/// Of a budget: what is kept free, as the reserve and between watermarks that are boosted at times, and always where
-/// there are several members; and what is in limbo while memory is short.
-const FREE_PART: f64 = 1.0 / 26.0;
-const FREE_PART_SHARED: f64 = 1.0 / 14.0;
+/// Of a budget: what is in limbo while memory is short.
 const LIMBO_PART: f64 = 1.0 / 16.0;
 
 /// What happened in a budget.
@@ -55,21 +55,19 @@ struct Page {
 
 /// Pages of a region, all of which are sampled or none.
 pub(super) const REGION_PAGES: usize = REGION_GROUPS * GROUP_PAGES;
-/// Of a region's pages so many are missed at a look: a stream comes by.
-const STREAM_PAGES: u32 = REGION_PAGES as u32 / 4 * 3;
+/// Of a region's pages so many are touched or missed at once: a stream comes by.
+pub(super) const STREAM_PAGES: u32 = REGION_PAGES as u32 / 4 * 3;
 
 /// Pages by region and place in it, and their stamps when they came.
 type Queue = VecDeque<(usize, usize, u64)>;
 
-/// Pages of a region that were touched at a look.
+/// Pages of a region that were touched at a look, all at once.
 #[derive(Clone, Copy)]
 pub(super) struct Touch {
     /// Its place among those of the look.
     pub turn: u64,
     pub region: usize,
     pub pages: u32,
-    /// Whether some were at the look before: then it is no stream that comes by.
-    pub is_again: bool,
 }
 
 pub(super) struct Miniature {
@@ -80,8 +78,10 @@ pub(super) struct Miniature {
     pub mapped: usize,
     in_limbo: usize,
     in_pool: usize,
-    /// The group behind the one that was looked at last.
-    hand: usize,
+    /// The region of the group that was looked at last, and the place behind it there.
+    hand: (Key, usize),
+    /// How far the watermarks are boosted.
+    boost: f64,
     limbo: Queue,
     pool: Queue,
     /// Pages that went to limbo, from there to the pool, and from there to the file.
@@ -120,7 +120,8 @@ impl Miniature {
             mapped: 0,
             in_limbo: 0,
             in_pool: 0,
-            hand: 0,
+            hand: ((0, 0), 0),
+            boost: BOOST_MAX as f64,
             limbo: VecDeque::new(),
             pool: VecDeque::new(),
             unmapped: 0,
@@ -139,14 +140,14 @@ impl Miniature {
         self.mapped_of.extend([0; REGION_GROUPS]);
     }
 
-    /// What happens in it when these pages are touched, one region after another.
-    pub(super) fn play(&mut self, touches: &[Touch], terms: &Terms) {
+    /// What happens in it when these pages are touched, one touch after another.
+    pub(super) fn play(&mut self, touches: &[Touch], order: &Order, terms: &Terms) {
         let budget_pages = self.budget_bytes / PAGE_SIZE as u64;
         let limit = managed_part(budget_pages, terms.unmanaged_pages, 0) as f64 / terms.scale;
         let mut misses = Misses::default();
         for &touch in touches {
             misses += self.touch(touch, limit, terms);
-            self.settle(limit, terms);
+            self.settle(limit, order, terms);
         }
         self.misses += misses * terms.scale;
     }
@@ -189,11 +190,15 @@ impl Miniature {
 
     /// Pages of a region are touched: those that are not in memory come back.
     fn touch(&mut self, touch: Touch, limit: f64, terms: &Terms) -> Misses {
-        let Touch { region, pages, is_again, .. } = touch;
+        let Touch { region, pages, .. } = touch;
         let mut misses = Misses::default();
         let missed = self.pages_at(region, &[Place::Pool, Place::File]) & pages;
-        if missed.count_ones() >= STREAM_PAGES && !is_again {
-            // Its windows are much longer than a region.
+        if missed.count_ones() >= STREAM_PAGES {
+            // Its windows are much longer than a region, and take much at once.
+            let pages = (limit * terms.scale) as usize;
+            if self.kept_free(pages, terms) / 2 < 1 << stream_order_max(pages) {
+                self.boost = BOOST_MAX as f64;
+            }
             for place in [Place::Pool, Place::File] {
                 let count = self.bring(region, 0..REGION_PAGES, &[place]);
                 let along = [0.0, f64::from(count)];
@@ -274,20 +279,35 @@ impl Miniature {
         }
     }
 
+    /// Of so many pages of the whole program's, those that are free between the watermarks, on average.
+    fn kept_free(&self, pages: usize, terms: &Terms) -> usize {
+        self.watermarks(pages, terms).iter().sum::<usize>() / 2
+    }
+
+    fn watermarks(&self, pages: usize, terms: &Terms) -> [usize; 2] {
+        watermarks(pages, if terms.is_shared { BOOST_MAX } else { self.boost as usize })
+    }
+
     /// Reclaims what is too much, where the miniature has room for `limit` pages.
-    fn settle(&mut self, limit: f64, terms: &Terms) {
-        let free = if terms.is_shared { FREE_PART_SHARED } else { FREE_PART };
-        let room = limit * (1.0 - free);
+    fn settle(&mut self, limit: f64, order: &Order, terms: &Terms) {
+        let pages = (limit * terms.scale) as usize;
+        let free = reserve(pages) + self.kept_free(pages, terms);
+        let room = limit - free as f64 / terms.scale;
+        let unmapped = self.unmapped;
         let mut rounds = 0;
         while self.held(terms) > room && rounds < 2 {
             if self.in_limbo as f64 > limit * LIMBO_PART || self.mapped == 0 {
                 if !self.pack_oldest() {
                     break;
                 }
-            } else if !self.move_hand() {
+            } else if !self.move_hand(order) {
                 rounds += 1;
             }
         }
+        // Each time that enough is free again a step of the boost goes.
+        let [low, high] = self.watermarks(pages, terms);
+        let times = (self.unmapped - unmapped) as f64 * terms.scale / (high - low) as f64;
+        self.boost = (self.boost - times).max(0.0);
         let all = (self.mapped + self.in_limbo + self.in_pool) as f64;
         self.fullest = self.fullest.max(all / room);
         if terms.has_file {
@@ -346,17 +366,20 @@ impl Miniature {
         false
     }
 
-    /// Looks at the next group that has mapped pages, in the order in which they were seen first. `false` where the
-    /// hand begins anew.
-    fn move_hand(&mut self) -> bool {
-        let mut left = self.mapped_of.iter().skip(self.hand);
-        let Some(passed) = left.position(|&mapped| mapped > 0) else {
-            self.hand = 0;
+    /// Looks at the next group that has mapped pages, in the order of addresses. `false` where the hand begins anew.
+    fn move_hand(&mut self, order: &Order) -> bool {
+        let (last, behind) = self.hand;
+        let next = order.range(last..).find_map(|(&key, &region)| {
+            let from = if key == last { behind } else { 0 };
+            let is_mapped = |at: &usize| self.mapped_of[region * REGION_GROUPS + at] > 0;
+            (from..REGION_GROUPS).find(is_mapped).map(|at| (key, region, at))
+        });
+        let Some((key, region, group)) = next else {
+            self.hand = ((0, 0), 0);
             return false;
         };
-        let group = self.hand + passed;
-        self.hand = group + 1;
-        let (region, first) = (group / REGION_GROUPS, group % REGION_GROUPS * GROUP_PAGES);
+        self.hand = (key, group + 1);
+        let first = group * GROUP_PAGES;
         for at in first..first + GROUP_PAGES {
             let page = &mut self.pages[region][at];
             match page.place {
@@ -366,7 +389,7 @@ impl Miniature {
                     let stamp = self.unmapped;
                     *page = Page { place: Place::Limbo, stamp };
                     self.mapped -= 1;
-                    self.mapped_of[group] -= 1;
+                    self.mapped_of[group_of(region, at)] -= 1;
                     self.in_limbo += 1;
                     self.limbo.push_back((region, at, stamp));
                 }

@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 pub(crate) use self::market::FLOOR_MIN;
 pub use self::market::{ASK_AFTER_NS, Donor, For, Need};
 use crate::control::account::Account;
+use crate::control::watermarks::reserve;
 use crate::control::{Control, Event, FaultKind, Member, Obituary, Seat, raise};
 use crate::steps::{Step, reach};
 use crate::sys::futex::{self, Reach};
@@ -132,7 +133,7 @@ impl Budget {
     /// Pages kept for reclaim itself, which needs memory to free memory; faults leave them alone, free
     /// frames included.
     pub fn reserve(&self) -> usize {
-        (self.limit() / 64).clamp(32, 1024)
+        reserve(self.limit())
     }
 
     /// Pages that are granted to no member.

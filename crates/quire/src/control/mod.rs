@@ -31,6 +31,7 @@ pub mod shard;
 pub mod slabs;
 mod tally;
 pub mod trace;
+pub mod watermarks;
 mod word;
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};

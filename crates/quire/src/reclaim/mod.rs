@@ -43,6 +43,7 @@ pub(crate) use self::shrinker::Pool;
 pub use self::shrinker::{NoCaches, Shrinker};
 pub(crate) use self::store::Unstored;
 use crate::control::Event;
+use crate::control::watermarks::{BOOST_MAX, watermarks};
 use crate::mmu::{FrameRun, Mmu};
 use crate::page::{Flags, Snapshot};
 use crate::scratch::Scratch;
@@ -53,9 +54,6 @@ use crate::units::BLOCK_PAGES;
 /// Pages that a fault reclaims by itself at a time, at least and at most.
 const DIRECT_MIN: usize = 32;
 const DIRECT_MAX: usize = 128;
-
-/// How far the watermarks are boosted at most. A step of it goes whenever the background thread finds enough.
-pub(crate) const BOOST_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct Clock {
@@ -105,14 +103,17 @@ pub(crate) enum Room {
 impl<M: Mmu> VmSpace<M> {
     /// Free pages below which the background thread works, up to the high watermark.
     pub(crate) fn low_watermark(&self) -> usize {
-        (self.high_watermark() / 2).max(32)
+        self.watermarks()[0]
     }
 
     pub(crate) fn high_watermark(&self) -> usize {
-        let limit = self.budget.limit();
+        self.watermarks()[1]
+    }
+
+    fn watermarks(&self) -> [usize; 2] {
         let is_shared = self.budget.members() > 1;
         let boost = if is_shared { BOOST_MAX } else { self.boost.load(Ordering::Relaxed) };
-        (limit / 64 + limit / 64 * 3 * boost / BOOST_MAX).max(64)
+        watermarks(self.budget.limit(), boost)
     }
 
     /// A window finds too little free.

@@ -71,6 +71,7 @@ use self::layout_lock::{Admission, LayoutLock, NumberOfThread, Unlocked};
 use self::rights::Rights;
 use self::vma::{Vma, VmaIndex};
 use crate::budget::{Budget, Purpose};
+use crate::control::watermarks::BOOST_MAX;
 use crate::fault::{
     fault_list::Answer, fault_list::FaultList, neighbours::Neighbours, order::Streams, way::Costs,
 };
@@ -78,7 +79,7 @@ use crate::frames::FramePool;
 use crate::mmu::Mmu;
 use crate::page::{Block, PageWord, Pages, Snapshot};
 use crate::proxy::ProxyCalls;
-use crate::reclaim::{AskedLast, BOOST_MAX, Border, Clock};
+use crate::reclaim::{AskedLast, Border, Clock};
 use crate::scratch::Scratch;
 use crate::swap::Swap;
 use crate::sys::mutex::Mutex;
