@@ -409,3 +409,26 @@ fn group_of(region: usize, at: usize) -> usize {
 pub(super) fn pages_in(mask: u32) -> impl Iterator<Item = usize> {
     (0..REGION_PAGES).filter(move |at| mask >> at & 1 != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_processes_keep_more_free_than_one_whose_boost_is_gone() {
+        let costs = Costs { limbo: 0.0, pool: [0.0; 2], file: [0.0; 2], unpack: 0.0 };
+        let kept = |is_shared, boost| {
+            let terms = Terms {
+                costs,
+                packed: 0.5,
+                has_file: false,
+                is_shared,
+                unmanaged_pages: 0,
+                scale: 1.0,
+            };
+            Miniature { boost, ..Miniature::new(0, 0) }.kept_free(1 << 16, &terms)
+        };
+        assert_eq!([kept(false, 0.0), kept(true, 0.0)], [768, 3072]);
+        assert_eq!(kept(false, BOOST_MAX as f64), kept(true, 0.0));
+    }
+}
