@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::{Machine, Tree};
 use quire::control::sampling::{
-    CENSUS, GROUP_PAGES, GroupSample, PATIENCE_MAX, Sampling, Told, group_of, is_sampled,
+    CENSUS, GROUP_PAGES, GroupSample, PATIENCE_MAX, REGION_GROUPS, Sampling, Told, group_of,
+    is_sampled,
 };
 use quire::page::State;
 use quire::reclaim::Sampler;
@@ -122,17 +123,21 @@ fn a_census_tells_of_each_group_that_has_content_and_of_no_other() {
 }
 
 #[test]
-fn a_group_that_is_touched_all_the_time_is_passed_over_and_its_hot_pages_cost_no_fault() {
+fn a_region_that_is_touched_all_the_time_is_passed_over_and_its_hot_pages_cost_no_fault() {
     let mut watched = Watched::new(0);
-    let range = watched.machine.map(0, GROUP_PAGES);
+    let range = watched.machine.map(0, REGION_GROUPS * GROUP_PAGES);
     watched.machine.fill_all(range);
     let mut patience = Vec::new();
-    for _ in 0..60 {
-        watched.touch(0..GROUP_PAGES as u64);
-        patience.extend(watched.look().0.values().filter_map(|seen| seen.patience));
+    for _ in 0..400 {
+        watched.touch(range.pages().map(|page| page.0));
+        let (told, _) = watched.look();
+        let seen = Vec::from_iter(told.values().filter_map(|seen| seen.patience));
+        assert!(seen.is_empty() || seen == [seen[0]; REGION_GROUPS], "together: {seen:?}");
+        patience.extend(seen.first());
     }
-    assert_eq!(patience[..PATIENCE_MAX as usize + 1], [0, 1, 2, 3, 4]);
-    assert!(patience.len() < 12, "looked at {} times in 60", patience.len());
+    assert_eq!(patience[..2], [0, PATIENCE_MAX], "what is touched once is seen again at once");
+    assert!(patience[2..].contains(&0), "now and then at once: {patience:?}");
+    assert!(patience.len() < 40, "looked at {} times in 400", patience.len());
     // Once it is not, it is looked at each time.
     let quiet = (0..2 << PATIENCE_MAX).map(|_| watched.look().0).collect::<Vec<_>>();
     let mut after = quiet.iter().flat_map(BTreeMap::values).filter(|seen| seen.patience == Some(0));

@@ -70,6 +70,15 @@ def expected(curve, memory_bytes, what):
     raise Failed(f"the curve has nothing at {memory_bytes}: {curve}")
 
 
+def memory_for(curve, count, what):
+    """With how much memory, of the budgets that a curve has, it expects so many."""
+    for low, high in zip(curve, curve[1:]):
+        if low[what] > count >= high[what]:
+            part = (low[what] - count) / (low[what] - high[what])
+            return low["memory_bytes"] + (high["memory_bytes"] - low["memory_bytes"]) * part
+    return curve[0]["memory_bytes"] if count >= curve[0][what] else curve[-1]["memory_bytes"]
+
+
 def spread(values, form):
     return f"{median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
 
@@ -135,7 +144,10 @@ def profile_checked(context):
         "CPython": python(1_600_000),
         "g++": ["g++", "-O1", "-c", source(context, 260), "-o", context.tmp / "large.o"],
     }
-    rows = ["medians of three profiles and of three runs around the budget, and their ratio: seconds; faults on swap; pages that came back"]
+    rows = [
+        "medians of three profiles and of three runs around the budget, their ratio, and with how much more or less"
+        " memory what came is expected: seconds; faults on swap; pages that came back"
+    ]
     for name, argv in programs.items():
         bare = median(context.bare(argv).seconds for _ in range(3))
         profiles = [profiled(context, argv)[0] for _ in range(3)]
@@ -159,7 +171,8 @@ def profile_checked(context):
                 told = [expected(said["curve"], memory, what) for said in profiles]
                 came = [run[counted] for run in runs]
                 ratio = median(told) / max(median(came), 1)
-                cells.append(f"{spread(told, '.4g')}, {spread(came, '.4g')}, {ratio:.2f}")
+                apart = median(memory_for(said["curve"], median(came), what) for said in profiles) / memory - 1
+                cells.append(f"{spread(told, '.4g')}, {spread(came, '.4g')}, {ratio:.2f}, as with {apart:+.1%}")
                 if what == "faults_from_pool":
                     faults.append(median(told))
             rows.append(f"{name}, {memory // MIB} MiB ({part:.2f}): {'; '.join(cells)}")

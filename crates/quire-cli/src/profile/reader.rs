@@ -29,7 +29,7 @@ const CHEAP: f64 = 0.3;
 /// What of the time that unmapping takes the program loses, as the background thread does it.
 const UNMAP_PART: f64 = 0.5;
 /// Sampled pages below which no fewer are sampled, and above which fewer are in any case.
-const SAMPLED_MIN: usize = 1280;
+const SAMPLED_MIN: usize = 2560;
 const SAMPLED_MAX: usize = 1 << 14;
 /// Parts of the sampled pages that are touched between two looks: above, looks come sooner; below, they come later.
 const MUCH: f64 = 1.0 / 8.0;

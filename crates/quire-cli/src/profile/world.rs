@@ -212,14 +212,16 @@ impl World {
             let count = if is_since { group.wait.max(1) } else { 1 };
             (group.look, group.wait) = (look, 1 << patience.min(PATIENCE_MAX));
             // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
-            let mut chance =
-                Rng::with_seed(xxh3_64_with_seed(&seen.group.to_ne_bytes(), look.into()));
-            let are_together = chance.bool();
+            // Those of a whole region are, then: a stream went over it.
+            let chance =
+                |number: u64| Rng::with_seed(xxh3_64_with_seed(&number.to_ne_bytes(), look.into()));
+            let (mut together, mut apart) = (chance(number), chance(!seen.group));
+            let are_together = together.bool();
             let mut touches = [0; PLAYED_AFTER];
             for page in pages_in(here(ALL_OF_GROUP)) {
                 let noted = known.rates[page].note(count, touched >> page & 1 != 0);
                 let Some(others) = noted else { continue };
-                let chance = if are_together { chance.clone() } else { chance.fork() };
+                let chance = if are_together { together.clone() } else { apart.fork() };
                 rate::draw(count, others, chance).for_each(|back| touches[back] |= 1 << page);
             }
             looks.note_touched(number, &touches);
@@ -525,7 +527,7 @@ mod tests {
         // Each look touches something new.
         let mut program = Program::new(&[128], false);
         let part = 4 * MIB / GROUP_BYTES;
-        for turn in 0..16 {
+        for turn in 0..PLAYED_AFTER as u64 {
             program.touch(turn * part..(turn + 1) * part, ALL, 0);
         }
         program.world.end_census(PID, program.look);

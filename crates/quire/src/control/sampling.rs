@@ -22,7 +22,7 @@ pub const SAMPLES: usize = 1 << 14;
 /// Groups that a record has.
 pub const GROUPS: usize = WORDS - 1;
 /// Looks that a group is passed over at most, as a power of two.
-pub const PATIENCE_MAX: u32 = 4;
+pub const PATIENCE_MAX: u32 = 5;
 /// A census, in which each group is told of, is every so many looks.
 pub const CENSUS: u16 = 16;
 

@@ -1,9 +1,10 @@
 //! What `quire profile` is told: which pages the program touches, group by group.
 //!
 //! A group that is looked at is unmapped, to limbo: what is mapped at the next look was touched meanwhile, each
-//! page by a fault of its own, for no neighbour comes with it from limbo while there is sampling. Groups that are
-//! touched all the time are passed over for a few looks, so that the few pages with which a program works
-//! cost it little. [`crate::control::sampling`] has what is told; what it means is its reader's affair.
+//! page by a fault of its own, for no neighbour comes with it from limbo while there is sampling. A group that is
+//! touched at two looks running is left mapped for many, nearly always: what counts is when pages come that were not
+//! touched for long, and the few pages with which a program works cost it little so.
+//! [`crate::control::sampling`] has what is told; what it means is its reader's affair.
 //!
 //! Locks: those of [`super::evict`]. The stamp of a group's first page, while that is in memory, has when the group is
 //! due: reclaim's is written when a page leaves.
@@ -24,6 +25,9 @@ use crate::units::{PAGE_SIZE, PageRange};
 
 /// Pages that are packed at a look, to see what it brings, up to twice as many.
 const TRIED: u64 = 2;
+/// One in so many, as a power of two, is looked at at once again all the same: only that shows how often a group is
+/// touched.
+const SHORT_ONE_IN: u32 = 2;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// What the background thread knows of its looks.
@@ -35,29 +39,23 @@ pub struct Sampler {
     seen: u64,
 }
 
-/// When a group is looked at next, and with what patience it was last: its first page's stamp.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// When a group is looked at next, and whether it was touched when it was last: its first page's stamp.
+#[derive(Clone, Copy)]
 struct Turn {
     due: u16,
-    patience: u32,
     was_touched: bool,
 }
 
 impl Turn {
-    const PATIENCE_SHIFT: u32 = 16;
     const TOUCHED: u32 = 1 << 31;
 
     fn of(stamp: u32) -> Turn {
-        Turn {
-            due: stamp as u16,
-            patience: (stamp >> Self::PATIENCE_SHIFT & 0xff).min(PATIENCE_MAX),
-            was_touched: stamp & Self::TOUCHED != 0,
-        }
+        Turn { due: stamp as u16, was_touched: stamp & Self::TOUCHED != 0 }
     }
 
     fn get(self) -> u32 {
         let touched = if self.was_touched { Self::TOUCHED } else { 0 };
-        touched | self.patience << Self::PATIENCE_SHIFT | u32::from(self.due)
+        touched | u32::from(self.due)
     }
 
     /// Whether the group is looked at. What the stamp says may be reclaim's: no group waits longer than the
@@ -67,10 +65,11 @@ impl Turn {
         left == 0 || left > 1 << PATIENCE_MAX
     }
 
-    fn next(self, look: u16, is_touched: bool) -> Turn {
-        let more = is_touched && self.was_touched;
-        let patience = if more { (self.patience + 1).min(PATIENCE_MAX) } else { 0 };
-        Turn { due: look.wrapping_add(1 << patience), patience, was_touched: is_touched }
+    /// For how many looks the group is left mapped now, as a power of two. The groups of a region that are touched
+    /// together stay together.
+    fn patience(self, group: u64, look: u16, is_touched: bool) -> u32 {
+        let is_short = is_sampled(look.into(), group, SHORT_ONE_IN);
+        if is_touched && self.was_touched && !is_short { PATIENCE_MAX } else { 0 }
     }
 }
 
@@ -170,15 +169,16 @@ impl<M: Mmu> VmSpace<M> {
             }
             return true;
         }
-        let next = turn.next(look, touched != 0);
+        let patience = turn.patience(group, look, touched != 0);
         if has_turn {
-            stamp.store(next.get(), Relaxed);
+            let due = look.wrapping_add(1 << patience);
+            stamp.store(Turn { due, was_touched: touched != 0 }.get(), Relaxed);
         }
         if touched != 0 {
             self.evict_range(range, Reclaimer::Advice, scratch);
         }
         if touched != 0 || letter.sample.is_census() {
-            letter.push(GroupSample { group, touched, present, patience: Some(next.patience) });
+            letter.push(GroupSample { group, touched, present, patience: Some(patience) });
         }
         true
     }
