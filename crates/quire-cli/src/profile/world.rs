@@ -87,6 +87,11 @@ fn looks_since(earlier: u16, look: u16) -> u16 {
     look.wrapping_sub(earlier) & LOOK_MASK
 }
 
+/// What chance gives a number at a look.
+fn lot(number: u64, look: u16) -> u64 {
+    xxh3_64_with_seed(&number.to_ne_bytes(), look.into())
+}
+
 /// The region that a group is in, and its place there.
 fn region_of(group: u64) -> (u64, usize) {
     (group / REGION_GROUPS as u64, group as usize % REGION_GROUPS)
@@ -213,9 +218,8 @@ impl World {
             (group.look, group.wait) = (look, 1 << patience.min(PATIENCE_MAX));
             // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
             // Those of a whole region are, then: a stream went over it.
-            let chance =
-                |number: u64| Rng::with_seed(xxh3_64_with_seed(&number.to_ne_bytes(), look.into()));
-            let (mut together, mut apart) = (chance(number), chance(!seen.group));
+            let [mut together, mut apart] =
+                [number, !seen.group].map(|number| Rng::with_seed(lot(number, look)));
             let are_together = together.bool();
             let mut touches = [0; PLAYED_AFTER];
             for page in pages_in(here(ALL_OF_GROUP)) {
@@ -285,15 +289,14 @@ impl World {
             let pages = parts.iter().fold(0, |pages, part| pages | part.1);
             let is_again = looks_since(known.touched_at, look) == 1 && known.touched & pages != 0;
             (known.touched, known.touched_at) = (pages, look);
-            let turn = |number: u64| xxh3_64_with_seed(&number.to_ne_bytes(), look.into());
             // A stream comes by once. Few pages are touched together or by chance, who knows.
             let is_stream = pages.count_ones() >= STREAM_PAGES;
-            if !is_again && (is_stream || turn(number).is_multiple_of(2)) {
-                touches.push(Touch { turn: turn(number), region, pages });
+            if !is_again && (is_stream || lot(number, look).is_multiple_of(2)) {
+                touches.push(Touch { turn: lot(number, look), region, pages });
                 continue;
             }
             touches.extend(pages_in(pages).map(|at| {
-                let turn = turn(number * REGION_PAGES as u64 + at as u64);
+                let turn = lot(number * REGION_PAGES as u64 + at as u64, look);
                 Touch { turn, region, pages: 1 << at }
             }));
         }

@@ -2,8 +2,8 @@
 //!
 //! A group that is looked at is unmapped, to limbo: what is mapped at the next look was touched meanwhile, each
 //! page by a fault of its own, for no neighbour comes with it from limbo while there is sampling. A group that is
-//! touched at two looks running is left mapped for many, nearly always: what counts is when pages come that were not
-//! touched for long, and the few pages with which a program works cost it little so.
+//! touched at two looks running is left mapped for many, mostly: what counts is when pages come that were not touched
+//! for long, and so the few pages with which a program works cost it little.
 //! [`crate::control::sampling`] has what is told; what it means is its reader's affair.
 //!
 //! Locks: those of [`super::evict`]. The stamp of a group's first page, while that is in memory, has when the group is
@@ -25,8 +25,8 @@ use crate::units::{PAGE_SIZE, PageRange};
 
 /// Pages that are packed at a look, to see what it brings, up to twice as many.
 const TRIED: u64 = 2;
-/// One in so many, as a power of two, is looked at at once again all the same: only that shows how often a group is
-/// touched.
+/// Of the regions that are touched again one in so many, as a power of two, is left mapped until the next look only: that
+/// shows how often it is touched.
 const SHORT_ONE_IN: u32 = 2;
 const NS_PER_MS: u64 = 1_000_000;
 
