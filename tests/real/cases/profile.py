@@ -79,6 +79,11 @@ def memory_for(curve, count, what):
     return curve[0]["memory_bytes"] if count >= curve[0][what] else curve[-1]["memory_bytes"]
 
 
+def is_close(value, other):
+    """Whether it is within a quarter of the other."""
+    return abs(value - other) <= other / 4
+
+
 def spread(values, form):
     return f"{median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
 
@@ -148,6 +153,8 @@ def profile_checked(context):
         "medians of three profiles and of three runs around the budget, their ratio, and with how much more or less"
         " memory what came is expected: seconds; faults on swap; pages that came back"
     ]
+    # Of each kind: whether what is expected is close to what came, and each run to the mean of the two others.
+    told_close, run_close = {}, {}
     for name, argv in programs.items():
         bare = median(context.bare(argv).seconds for _ in range(3))
         profiles = [profiled(context, argv)[0] for _ in range(3)]
@@ -171,6 +178,8 @@ def profile_checked(context):
                 told = [expected(said["curve"], memory, what) for said in profiles]
                 came = [run[counted] for run in runs]
                 ratio = median(told) / max(median(came), 1)
+                told_close.setdefault(what, []).append(is_close(median(told), median(came)))
+                run_close.setdefault(what, []).extend(is_close(one, (sum(came) - one) / 2) for one in came)
                 apart = median(memory_for(said["curve"], median(came), what) for said in profiles) / memory - 1
                 cells.append(f"{spread(told, '.4g')}, {spread(came, '.4g')}, {ratio:.2f}, as with {apart:+.1%}")
                 if what == "faults_from_pool":
@@ -178,4 +187,10 @@ def profile_checked(context):
             rows.append(f"{name}, {memory // MIB} MiB ({part:.2f}): {'; '.join(cells)}")
         if faults != sorted(faults):
             raise Failed("\n".join(rows))
+    for what, close in told_close.items():
+        others = run_close[what]
+        rows.append(
+            f"{what}: expected within a quarter of what came at {sum(close)} of {len(close)}; a run within a quarter of"
+            f" the two others in {sum(others)} of {len(others)}"
+        )
     context.note("\n    " + "\n    ".join(rows))
