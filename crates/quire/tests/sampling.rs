@@ -60,7 +60,7 @@ impl Watched {
                     told.extend(groups.into_iter().flatten().map(|seen| (seen.group, seen)));
                 }
                 Told::Packed { bytes, .. } => self.packed.push(bytes),
-                Told::End { windows } => return (told, windows),
+                Told::End { windows, .. } => return (told, windows),
             }
         }
     }

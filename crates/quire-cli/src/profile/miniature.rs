@@ -8,9 +8,7 @@
 //! Optimization using Miniature Simulations, 2017.)
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
-use quire::control::along::stream_order_max;
 use quire::control::managed_part;
 use quire::control::sampling::{GROUP_PAGES, REGION_GROUPS};
 use quire::control::watermarks::{BOOST_MAX, reserve, watermarks};
@@ -55,7 +53,7 @@ struct Page {
 
 /// Pages of a region, all of which are sampled or none.
 pub(super) const REGION_PAGES: usize = REGION_GROUPS * GROUP_PAGES;
-/// Of a region's pages so many are touched or missed at once: a stream comes by.
+/// Of a region's pages so many are touched at once: a stream comes by.
 pub(super) const STREAM_PAGES: u32 = REGION_PAGES as u32 / 4 * 3;
 
 /// Pages by region and place in it, and their stamps when they came.
@@ -75,13 +73,13 @@ pub(super) struct Miniature {
     pages: Vec<[Page; REGION_PAGES]>,
     /// Mapped pages by group.
     mapped_of: Vec<u32>,
+    /// Pages that it has, wherever they are.
+    present: usize,
     pub mapped: usize,
     in_limbo: usize,
     in_pool: usize,
     /// The region of the group that was looked at last, and the place behind it there.
     hand: (Key, usize),
-    /// How far the watermarks are boosted.
-    boost: f64,
     limbo: Queue,
     pool: Queue,
     /// Pages that went to limbo, from there to the pool, and from there to the file.
@@ -90,7 +88,7 @@ pub(super) struct Miniature {
     written: u64,
     border: Border,
     along: Along,
-    /// Most pages that there were, for each that there was room for.
+    /// Most pages that there were, packed, for each that there was room for.
     fullest: f64,
     /// What happened, in pages of the whole program.
     pub misses: Misses,
@@ -103,10 +101,13 @@ pub(super) struct Terms {
     /// Length of a packed page, as a part of a page.
     pub packed: f64,
     pub has_file: bool,
-    /// Whether the program is several processes, and how many of its pages are not managed.
-    pub is_shared: bool,
+    /// How many of the program's pages are not managed.
     pub unmanaged_pages: u64,
-    /// Pages of the program for each of those sampled.
+    /// How many pages of it have content.
+    pub wanted_pages: u64,
+    /// One region in so many is sampled.
+    pub one_in: f64,
+    /// Pages of the program for each of those that a miniature has.
     pub scale: f64,
 }
 
@@ -117,11 +118,11 @@ impl Miniature {
             budget_bytes,
             pages: vec![[Page::default(); REGION_PAGES]; regions],
             mapped_of: vec![0; regions * REGION_GROUPS],
+            present: 0,
             mapped: 0,
             in_limbo: 0,
             in_pool: 0,
             hand: ((0, 0), 0),
-            boost: BOOST_MAX as f64,
             limbo: VecDeque::new(),
             pool: VecDeque::new(),
             unmapped: 0,
@@ -142,6 +143,7 @@ impl Miniature {
 
     /// What happens in it when these pages are touched, one touch after another.
     pub(super) fn play(&mut self, touches: &[Touch], order: &Order, terms: &Terms) {
+        let terms = &Terms { scale: self.scale(touches, terms), ..*terms };
         let budget_pages = self.budget_bytes / PAGE_SIZE as u64;
         let limit = managed_part(budget_pages, terms.unmanaged_pages, 0) as f64 / terms.scale;
         let mut misses = Misses::default();
@@ -152,12 +154,21 @@ impl Miniature {
         self.misses += misses * terms.scale;
     }
 
+    /// Pages of the program for each of those here when all that was touched at the look is: where twice as much is
+    /// sampled as before, much is new here that is not new to the program.
+    fn scale(&self, touches: &[Touch], terms: &Terms) -> f64 {
+        let new = |touch: &Touch| touch.pages & self.pages_at(touch.region, &[Place::Nowhere]);
+        let new: u32 = touches.iter().map(|touch| new(touch).count_ones()).sum();
+        let counted = terms.wanted_pages as f64 / (self.present + new as usize).max(1) as f64;
+        counted.clamp(terms.one_in / 2.0, terms.one_in * 2.0)
+    }
+
     /// What happened in it, in all.
-    pub(super) fn played(&self, terms: &Terms) -> Played {
+    pub(super) fn played(&self, has_file: bool) -> Played {
         Played {
             budget_bytes: self.budget_bytes,
             misses: self.misses,
-            fits: terms.has_file || self.fullest * terms.packed <= 1.0,
+            fits: has_file || self.fullest <= 1.0,
         }
     }
 
@@ -170,8 +181,10 @@ impl Miniature {
             }
             Place::Limbo => self.in_limbo -= 1,
             Place::Pool => self.in_pool -= 1,
-            Place::Nowhere | Place::File => {}
+            Place::File => {}
+            Place::Nowhere => return,
         }
+        self.present -= 1;
         self.pages[region][at] = Page::default();
     }
 
@@ -184,8 +197,14 @@ impl Miniature {
     /// A page is mapped, as one that a fault has asked for.
     pub(super) fn enter(&mut self, region: usize, at: usize) {
         self.pages[region][at].place = Place::Accessed;
+        self.present += 1;
         self.mapped += 1;
         self.mapped_of[group_of(region, at)] += 1;
+    }
+
+    /// Pages of a region are there and are not known here yet: they are mapped.
+    pub(super) fn find(&mut self, region: usize, pages: u32) {
+        self.bring(region, pages_in(pages), &[Place::Nowhere]);
     }
 
     /// Pages of a region are touched: those that are not in memory come back.
@@ -193,12 +212,8 @@ impl Miniature {
         let Touch { region, pages, .. } = touch;
         let mut misses = Misses::default();
         let missed = self.pages_at(region, &[Place::Pool, Place::File]) & pages;
-        if missed.count_ones() >= STREAM_PAGES {
-            // Its windows are much longer than a region, and take much at once.
-            let pages = (limit * terms.scale) as usize;
-            if self.kept_free(pages, terms) / 2 < 1 << stream_order_max(pages) {
-                self.boost = BOOST_MAX as f64;
-            }
+        if missed != 0 && pages.count_ones() >= STREAM_PAGES {
+            // Its windows are much longer than a region.
             for place in [Place::Pool, Place::File] {
                 let count = self.bring(region, 0..REGION_PAGES, &[place]);
                 let along = [0.0, f64::from(count)];
@@ -249,7 +264,12 @@ impl Miniature {
     }
 
     /// Those of these pages of a region that are at one of these places are mapped; returns how many.
-    fn bring(&mut self, region: usize, pages: Range<usize>, places: &[Place]) -> u32 {
+    fn bring(
+        &mut self,
+        region: usize,
+        pages: impl Iterator<Item = usize>,
+        places: &[Place],
+    ) -> u32 {
         let mut count = 0;
         for at in pages {
             if places.contains(&self.pages[region][at].place) {
@@ -279,21 +299,11 @@ impl Miniature {
         }
     }
 
-    /// Of so many pages of the whole program's, those that are free between the watermarks, on average.
-    fn kept_free(&self, pages: usize, terms: &Terms) -> usize {
-        self.watermarks(pages, terms).iter().sum::<usize>() / 2
-    }
-
-    fn watermarks(&self, pages: usize, terms: &Terms) -> [usize; 2] {
-        watermarks(pages, if terms.is_shared { BOOST_MAX } else { self.boost as usize })
-    }
-
     /// Reclaims what is too much, where the miniature has room for `limit` pages.
     fn settle(&mut self, limit: f64, order: &Order, terms: &Terms) {
         let pages = (limit * terms.scale) as usize;
-        let free = reserve(pages) + self.kept_free(pages, terms);
+        let free = kept_free(pages);
         let room = limit - free as f64 / terms.scale;
-        let unmapped = self.unmapped;
         let mut rounds = 0;
         while self.held(terms) > room && rounds < 2 {
             if self.in_limbo as f64 > limit * LIMBO_PART || self.mapped == 0 {
@@ -304,12 +314,8 @@ impl Miniature {
                 rounds += 1;
             }
         }
-        // Each time that enough is free again a step of the boost goes.
-        let [low, high] = self.watermarks(pages, terms);
-        let times = (self.unmapped - unmapped) as f64 * terms.scale / (high - low) as f64;
-        self.boost = (self.boost - times).max(0.0);
         let all = (self.mapped + self.in_limbo + self.in_pool) as f64;
-        self.fullest = self.fullest.max(all / room);
+        self.fullest = self.fullest.max(all * terms.packed / room);
         if terms.has_file {
             self.write_oldest(limit, terms);
         }
@@ -400,6 +406,12 @@ impl Miniature {
     }
 }
 
+/// Of a budget's pages, those that are free on average while memory is short. Then faults wait now and then, and each of
+/// these boosts the watermarks to their most: that goes more slowly.
+fn kept_free(pages: usize) -> usize {
+    reserve(pages) + watermarks(pages, BOOST_MAX).iter().sum::<usize>() / 2
+}
+
 /// The group, of all of all regions, that a page is in.
 fn group_of(region: usize, at: usize) -> usize {
     region * REGION_GROUPS + at / GROUP_PAGES
@@ -408,27 +420,4 @@ fn group_of(region: usize, at: usize) -> usize {
 /// The pages of a region that a mask has.
 pub(super) fn pages_in(mask: u32) -> impl Iterator<Item = usize> {
     (0..REGION_PAGES).filter(move |at| mask >> at & 1 != 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn several_processes_keep_more_free_than_one_whose_boost_is_gone() {
-        let costs = Costs { limbo: 0.0, pool: [0.0; 2], file: [0.0; 2], unpack: 0.0 };
-        let kept = |is_shared, boost| {
-            let terms = Terms {
-                costs,
-                packed: 0.5,
-                has_file: false,
-                is_shared,
-                unmanaged_pages: 0,
-                scale: 1.0,
-            };
-            Miniature { boost, ..Miniature::new(0, 0) }.kept_free(1 << 16, &terms)
-        };
-        assert_eq!([kept(false, 0.0), kept(true, 0.0)], [768, 3072]);
-        assert_eq!(kept(false, BOOST_MAX as f64), kept(true, 0.0));
-    }
 }

@@ -41,12 +41,22 @@ impl Packs {
         self.unpack_ns += unpack_ns as f64;
     }
 
+    /// Forgets some of it, where so many pages were tried: what is in limbo now packs otherwise than what was.
+    pub(super) fn fade(&mut self, tried_max: f64) {
+        if self.tried > tried_max {
+            let part = tried_max / self.tried;
+            self.tried *= part;
+            self.bytes *= part;
+            self.unpack_ns *= part;
+        }
+    }
+
     /// A packed page's length, as a part of a page; it has a head, slabs have gaps, and some pages in memory keep their
     /// copies: measured, that is a fifth more for CPython and g++.
     pub(super) fn part(&self) -> f64 {
         match self.tried {
             0.0 => 1.0 / 3.0,
-            tried => (self.bytes / tried / PAGE_SIZE as f64 * 1.15).clamp(0.01, 1.0),
+            tried => (self.bytes / tried / PAGE_SIZE as f64 * 1.2).clamp(0.01, 1.0),
         }
     }
 

@@ -34,8 +34,10 @@ const SAMPLED_MAX: usize = 1 << 14;
 /// Parts of the sampled pages that are touched between two looks: above, looks come sooner; below, they come later.
 const MUCH: f64 = 1.0 / 8.0;
 const VERY_LITTLE: f64 = 1.0 / 32.0;
-/// Budgets that are looked at: so many for each doubling, from this on, down to this part of the need.
-const PER_DOUBLING: f64 = 6.0;
+/// Budgets that are looked at: so many for each doubling, from this on, down to this part of the need; of those below
+/// another part of it every second.
+const PER_DOUBLING: f64 = 12.0;
+const EACH_OF_NEED_MIN: f64 = 0.7;
 const BUDGET_FIRST: f64 = (16 << 20) as f64;
 const OF_NEED_MIN: f64 = 0.22;
 /// Records that are read at a time.
@@ -117,8 +119,8 @@ impl Reader {
         let tables = self.members.values().sum::<u64>() + self.own_pages;
         let unmanaged = control.unmanaged_pages.load(Relaxed).saturating_sub(tables);
         self.need_pages = self.need_pages.max(wanted + unmanaged);
-        self.world.note_members(self.members.len(), unmanaged);
-        self.world.note_wanted(wanted, self.shift);
+        self.world.note_unmanaged(unmanaged);
+        self.world.note_one_in(self.shift);
         // Those that are about to be too small begin, and those that are far too small end.
         let need_bytes = (self.need_pages * PAGE_SIZE as u64) as f64;
         let budget = |number| BUDGET_FIRST * 2f64.powf(f64::from(number) / PER_DOUBLING);
@@ -126,7 +128,11 @@ impl Reader {
             self.world.begin(budget(self.next_budget) as u64);
             self.next_budget += 1;
         }
-        self.world.retain(|bytes| bytes as f64 > need_bytes * OF_NEED_MIN);
+        self.world.retain(|bytes| {
+            let part = bytes as f64 / need_bytes;
+            let number = (bytes as f64 / BUDGET_FIRST).log2() * PER_DOUBLING;
+            part > OF_NEED_MIN && (part > EACH_OF_NEED_MIN || number.round() % 2.0 == 0.0)
+        });
     }
 
     fn read(&mut self, control: &Control, moment: Moment) {
@@ -165,9 +171,9 @@ impl Reader {
                     .for_each(|seen| self.world.see(pid, look, seen));
             }
             Told::Packed { bytes, unpack_ns } => self.world.note_packed(bytes, unpack_ns),
-            Told::End { windows } => {
+            Told::End { windows, wanted } => {
                 self.looks += 1;
-                self.world.end_look(pid, look);
+                self.world.end_look(pid, look, wanted);
                 if sample.is_census() {
                     self.world.end_census(pid, look);
                 }

@@ -17,6 +17,8 @@ pub(super) type Order = BTreeMap<Key, usize>;
 
 /// Looks that are waited for before one is played: as many as a group is passed over at most.
 const PLAYED_AFTER: usize = 1 << PATIENCE_MAX;
+/// Pages tried by which it is known how pages pack lately.
+const LATELY: f64 = 512.0;
 const ALL_OF_GROUP: u16 = (1 << GROUP_PAGES) - 1;
 
 /// What is known of a sampled region.
@@ -47,6 +49,8 @@ type Pages = (u64, u32);
 #[derive(Default)]
 struct Look {
     gone: Vec<Pages>,
+    /// Pages that are there, and not touched: they have been there.
+    found: Vec<Pages>,
     touched: Vec<Pages>,
     terms: Option<Terms>,
 }
@@ -56,12 +60,14 @@ struct Look {
 struct Looks {
     /// The number of the last, which the process is telling of.
     last: u16,
+    /// Pages with content that it had at the last that was played.
+    wanted_pages: u64,
     waiting: VecDeque<Look>,
 }
 
 impl Looks {
     fn new(last: u16) -> Looks {
-        Looks { last, waiting: VecDeque::from([Look::default()]) }
+        Looks { last, wanted_pages: 0, waiting: VecDeque::from([Look::default()]) }
     }
 
     /// These pages of a region were touched at the last looks, the last first.
@@ -108,7 +114,9 @@ pub(super) struct World {
     /// Pages that are sampled and have content, and how many were touched since this was last asked for.
     present: usize,
     touched: usize,
+    /// How pages packed in all, and lately.
     packs: Packs,
+    packs_lately: Packs,
     /// What faults cost on the pages with which that was measured.
     costs: Costs,
 }
@@ -120,8 +128,9 @@ impl World {
                 costs,
                 packed: Packs::default().part(),
                 has_file,
-                is_shared: false,
                 unmanaged_pages: 0,
+                wanted_pages: 0,
+                one_in: 1.0,
                 scale: 1.0,
             },
             regions: Vec::new(),
@@ -132,6 +141,7 @@ impl World {
             present: 0,
             touched: 0,
             packs: Packs::default(),
+            packs_lately: Packs::default(),
             costs,
         }
     }
@@ -147,13 +157,15 @@ impl World {
 
     /// A packed page's length, as a part of a page.
     pub(super) fn packed(&self) -> f64 {
-        self.terms.packed
+        self.packs.part()
     }
 
     pub(super) fn note_packed(&mut self, bytes: u64, unpack_ns: u64) {
         self.packs.note(bytes, unpack_ns);
-        self.terms.packed = self.packs.part();
-        self.terms.costs = self.packs.costs(self.costs);
+        self.packs_lately.note(bytes, unpack_ns);
+        self.packs_lately.fade(LATELY);
+        self.terms.packed = self.packs_lately.part();
+        self.terms.costs = self.packs_lately.costs(self.costs);
     }
 
     /// What faults cost on the program's pages.
@@ -161,16 +173,14 @@ impl World {
         self.terms.costs
     }
 
-    /// Notes how many processes the program has, and how much that is not managed.
-    pub(super) fn note_members(&mut self, members: usize, unmanaged_pages: u64) {
-        (self.terms.is_shared, self.terms.unmanaged_pages) = (members > 1, unmanaged_pages);
+    /// Notes how much of the program is not managed.
+    pub(super) fn note_unmanaged(&mut self, pages: u64) {
+        self.terms.unmanaged_pages = pages;
     }
 
-    /// Notes that the program has so many pages with content: the sampled ones stand for these.
-    pub(super) fn note_wanted(&mut self, pages: u64, shift: u32) {
-        let nominal = f64::from(1u32 << shift);
-        let counted = pages as f64 / self.present.max(1) as f64;
-        self.terms.scale = counted.clamp(nominal / 2.0, nominal * 2.0);
+    /// Notes that one region in so many is sampled, as a power of two.
+    pub(super) fn note_one_in(&mut self, shift: u32) {
+        self.terms.one_in = f64::from(1u32 << shift);
     }
 
     /// Begins a miniature of a budget, in which all that is there is in memory.
@@ -186,7 +196,7 @@ impl World {
 
     /// What happened in each of the miniatures.
     pub(super) fn results(&self) -> impl Iterator<Item = Played> {
-        self.miniatures.iter().map(|miniature| miniature.played(&self.terms))
+        self.miniatures.iter().map(|miniature| miniature.played(self.terms.has_file))
     }
 
     /// Ends the miniatures of budgets that are of no interest any more.
@@ -205,6 +215,10 @@ impl World {
         let gone = known.present & here(ALL_OF_GROUP) & !present;
         if gone != 0 {
             looks.note_gone((number, gone));
+        }
+        let found = present & !known.present & !touched;
+        if found != 0 {
+            looks.last_mut().found.push((number, found));
         }
         self.present += (present & !known.present).count_ones() as usize;
         self.present -= gone.count_ones() as usize;
@@ -233,10 +247,10 @@ impl World {
         }
     }
 
-    /// A member has told all of a look.
-    pub(super) fn end_look(&mut self, pid: u32, look: u16) {
+    /// A member has told all of a look, and that so many of its pages have content.
+    pub(super) fn end_look(&mut self, pid: u32, look: u16, wanted_pages: u64) {
         let looks = self.looks.entry(pid).or_insert_with(|| Looks::new(look));
-        looks.last_mut().terms = Some(self.terms);
+        looks.last_mut().terms = Some(Terms { wanted_pages, ..self.terms });
         looks.last = look.wrapping_add(1);
         looks.waiting.push_back(Look::default());
         if looks.waiting.len() > PLAYED_AFTER {
@@ -275,10 +289,15 @@ impl World {
     fn play_oldest(&mut self, pid: u32) -> bool {
         let Some(looks) = self.looks.get_mut(&pid) else { return false };
         let Some(oldest) = looks.waiting.pop_front() else { return false };
-        let Look { gone, mut touched, terms } = oldest;
+        let Look { gone, found, mut touched, terms } = oldest;
+        looks.wanted_pages = terms.map_or(looks.wanted_pages, |terms| terms.wanted_pages);
         let look = looks_since(looks.waiting.len() as u16, looks.last);
         for (number, pages) in gone {
             self.play_gone((pid, number), pages);
+        }
+        for (number, pages) in found {
+            let Some(&region) = self.order.get(&(pid, number)) else { continue };
+            self.miniatures.iter_mut().for_each(|miniature| miniature.find(region, pages));
         }
         touched.sort_unstable();
         let mut touches: Vec<Touch> = Vec::new();
@@ -301,9 +320,12 @@ impl World {
             }));
         }
         touches.sort_unstable_by_key(|touch| touch.turn);
-        // What faults cost, and how long packed pages are, is known better by now.
-        let Terms { costs, packed, .. } = self.terms;
-        let terms = Terms { costs, packed, ..terms.unwrap_or(self.terms) };
+        // What faults cost, and how long packed pages are, is known better by now; and of what is sampled no more nothing
+        // is left.
+        let Terms { costs, packed, one_in, .. } = self.terms;
+        let wanted = self.looks.values().map(|looks| looks.wanted_pages);
+        let wanted_pages = wanted.fold(0, u64::saturating_add);
+        let terms = Terms { costs, packed, one_in, wanted_pages, ..terms.unwrap_or(self.terms) };
         for miniature in &mut self.miniatures {
             miniature.play(&touches, &self.order, &terms);
         }
@@ -362,7 +384,10 @@ impl World {
         let order = &self.order;
         for (&pid, looks) in &mut self.looks {
             let is_known = |&(number, _): &Pages| order.contains_key(&(pid, number));
-            looks.waiting.iter_mut().for_each(|look| look.touched.retain(is_known));
+            for look in &mut looks.waiting {
+                look.found.retain(is_known);
+                look.touched.retain(is_known);
+            }
         }
     }
 }
@@ -394,6 +419,8 @@ mod tests {
         world: World,
         look: u16,
         groups: u64,
+        /// Pages that it has for each of those sampled.
+        one_in: u64,
     }
 
     impl Program {
@@ -401,7 +428,7 @@ mod tests {
         fn new(budgets: &[u64], has_file: bool) -> Program {
             let mut world = World::new(COSTS, has_file);
             budgets.iter().for_each(|mib| world.begin(mib * MIB));
-            Program { world, look: 0, groups: 0 }
+            Program { world, look: 0, groups: 0, one_in: 1 }
         }
 
         /// Tells at the next look that these pages of groups were touched.
@@ -418,8 +445,8 @@ mod tests {
         fn touch(&mut self, groups: impl IntoIterator<Item = u64>, pages: u16, patience: u32) {
             self.tell(groups, pages, patience);
             self.look += 1;
-            self.world.note_wanted(self.world.present() as u64, 0);
-            self.world.end_look(PID, self.look);
+            let wanted_pages = self.world.present() as u64 * self.one_in;
+            self.world.end_look(PID, self.look, wanted_pages);
         }
 
         /// Touches nothing until all that it has touched is played.
@@ -490,14 +517,72 @@ mod tests {
     fn a_look_is_played_with_what_was_so_at_it() {
         let misses = |unmanaged_pages: u64, later: u64| {
             let mut program = Program::new(&[24], false);
-            program.world.note_members(1, unmanaged_pages);
+            program.world.note_unmanaged(unmanaged_pages);
             (0..6).for_each(|_| program.touch(0..22 * MIB / GROUP_BYTES, ALL, 0));
-            program.world.note_members(1, later);
+            program.world.note_unmanaged(later);
             program.misses()[0]
         };
         assert_eq!(misses(0, 1024), Misses::default(), "all has room");
         assert!(misses(1024, 1024).limbo > 0.0, "beside 4 MiB it has not");
         assert_eq!(misses(1024, 0), misses(1024, 1024));
+    }
+
+    #[test]
+    fn more_that_is_sampled_is_not_more_that_the_program_has() {
+        let mut program = Program::new(&[24], false);
+        let half = 10 * MIB / GROUP_BYTES;
+        program.one_in = 2;
+        program.world.note_one_in(1);
+        (0..3).for_each(|_| program.touch(0..half, ALL, 0));
+        program.one_in = 1;
+        program.world.note_one_in(0);
+        (0..3).for_each(|_| program.touch(0..2 * half, ALL, 0));
+        assert_eq!(program.misses()[0], Misses::default(), "20 MiB have room");
+        assert_eq!(program.world.miniatures[0].mapped, 2 * 10 * MIB as usize / PAGE_SIZE);
+    }
+
+    #[test]
+    fn what_a_process_had_that_has_ended_takes_no_room() {
+        let mut program = Program::new(&[24], false);
+        let part = 10 * MIB / GROUP_BYTES;
+        let groups = |world: &mut World, look: u16| {
+            for group in 0..part {
+                let seen = GroupSample { group, touched: ALL, present: ALL, patience: Some(0) };
+                world.see(PID + 1, look, seen);
+            }
+            world.end_look(PID + 1, look, part * GROUP_PAGES as u64);
+        };
+        for _ in 0..PLAYED_AFTER {
+            groups(&mut program.world, program.look + 1);
+            program.tell(0..part, ALL, 0);
+            program.look += 1;
+            program.world.end_look(PID, program.look, part * GROUP_PAGES as u64);
+        }
+        program.world.end(|pid| pid != PID);
+        (0..3).for_each(|_| program.touch(0..part, ALL, 0));
+        assert_eq!(program.misses()[0], Misses::default());
+        assert_eq!(program.world.miniatures[0].mapped, part as usize * GROUP_PAGES);
+    }
+
+    #[test]
+    fn what_was_there_before_it_was_sampled_takes_room() {
+        let mut program = Program::new(&[24], false);
+        for group in 0..40 {
+            let seen = GroupSample { group, touched: 0, present: ALL, patience: None };
+            program.world.see(PID, 1, seen);
+        }
+        program.rest();
+        assert_eq!(program.world.miniatures[0].mapped, 40 * GROUP_PAGES);
+    }
+
+    #[test]
+    fn pages_are_taken_to_pack_as_they_did_lately() {
+        let mut world = World::new(COSTS, false);
+        for bytes in [4096, 1024] {
+            (0..4000).for_each(|_| world.note_packed(bytes, 1_000));
+        }
+        let ratio = world.packed() / world.terms.packed;
+        assert!((2.4..2.6).contains(&ratio), "five eighths in all, a quarter lately: {ratio}");
     }
 
     #[test]

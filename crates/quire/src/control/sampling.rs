@@ -100,9 +100,11 @@ pub enum Told {
         bytes: u64,
         unpack_ns: u64,
     },
-    /// All was told of this look. The frame pool has used so many windows, each of which has a page table.
+    /// All was told of this look. The frame pool has used so many windows, each of which has a page table; so many
+    /// pages have content.
     End {
         windows: u64,
+        wanted: u64,
     },
 }
 
@@ -129,8 +131,8 @@ impl Sample {
                 (words[1], words[2]) = (bytes, unpack_ns);
                 KIND_PACKED
             }
-            Told::End { windows } => {
-                words[1] = windows;
+            Told::End { windows, wanted } => {
+                (words[1], words[2]) = (windows, wanted);
                 KIND_END
             }
         };
@@ -148,7 +150,7 @@ impl Sample {
                     Told::Groups(core::array::from_fn(|at| GroupSample::of_word(words[1 + at])))
                 }
                 KIND_PACKED => Told::Packed { bytes: words[1], unpack_ns: words[2] },
-                _ => Told::End { windows: words[1] },
+                _ => Told::End { windows: words[1], wanted: words[2] },
             },
         }
     }
@@ -234,7 +236,7 @@ mod tests {
             Told::Groups(groups),
             Told::Groups([None; GROUPS]),
             Told::Packed { bytes: 4096, unpack_ns: u64::MAX },
-            Told::End { windows: u64::MAX },
+            Told::End { windows: u64::MAX, wanted: 7 },
         ] {
             let sample = Sample { pid: u32::MAX, look: 0x7fff, told };
             assert_eq!(Sample::of_words(sample.to_words()), sample);

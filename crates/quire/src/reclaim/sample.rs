@@ -141,7 +141,8 @@ impl<M: Mmu> VmSpace<M> {
             self.frames.retire_emptied();
         }
         letter.send(Told::Groups(letter.groups));
-        letter.send(Told::End { windows: self.frames.windows_touched() });
+        let wanted = self.budget.member().wanted_pages.load(Relaxed);
+        letter.send(Told::End { windows: self.frames.windows_touched(), wanted });
         let period_ms = sampling.period_ms();
         sampler.due_ns = monotonic_ns() + period_ms * NS_PER_MS;
         Some(period_ms)
