@@ -185,8 +185,9 @@ def profile_checked(context):
                 if what == "faults_from_pool":
                     faults.append(median(told))
             rows.append(f"{name}, {memory // MIB} MiB ({part:.2f}): {'; '.join(cells)}")
-        # From one budget to the next they may be as many as before.
-        if faults[0] >= faults[-1]:
+        # Where a curve is flat, medians of three profiles may fall a little.
+        falls = any(less < more * 2 / 3 for more, less in zip(faults, faults[1:]))
+        if falls or faults[0] >= faults[-1]:
             raise Failed("\n".join(rows))
     for what, close in told_close.items():
         others = run_close[what]
