@@ -53,8 +53,8 @@ struct Page {
 
 /// Pages of a region, all of which are sampled or none.
 pub(super) const REGION_PAGES: usize = REGION_GROUPS * GROUP_PAGES;
-/// Of a region's pages so many are touched at once: a stream comes by.
-pub(super) const STREAM_PAGES: u32 = REGION_PAGES as u32 / 4 * 3;
+/// Of a region's pages so many are touched at once, a little more than half: a stream comes by.
+pub(super) const STREAM_PAGES: u32 = REGION_PAGES as u32 / 16 * 9;
 
 /// Pages by region and place in it, and their stamps when they came.
 type Queue = VecDeque<(usize, usize, u64)>;
@@ -406,10 +406,11 @@ impl Miniature {
     }
 }
 
-/// Of a budget's pages, those that are free on average while memory is short. Then faults wait now and then, and each of
-/// these boosts the watermarks to their most: that goes more slowly.
+/// Of a budget's pages, those that are kept free while memory is short. Then faults wait now and then, and each of these
+/// boosts the watermarks to their most: that goes more slowly.
 fn kept_free(pages: usize) -> usize {
-    reserve(pages) + watermarks(pages, BOOST_MAX).iter().sum::<usize>() / 2
+    let [_, high] = watermarks(pages, BOOST_MAX);
+    reserve(pages) + high
 }
 
 /// The group, of all of all regions, that a page is in.

@@ -12,9 +12,9 @@ mod curve;
 mod miniature;
 mod misses;
 mod picture;
-mod rate;
 mod reader;
 pub(crate) mod touch;
+mod uses;
 mod world;
 
 use std::path::PathBuf;

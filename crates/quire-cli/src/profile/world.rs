@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::miniature::{Miniature, Played, REGION_PAGES, STREAM_PAGES, Terms, Touch, pages_in};
 use super::misses::{Costs, Packs};
-use super::rate::{self, Rate};
+use super::uses::Uses;
 
 /// A region's process, and its number there.
 pub(super) type Key = (u32, u64);
@@ -29,7 +29,46 @@ struct Region {
     touched: u32,
     touched_at: u16,
     groups: [Known; REGION_GROUPS],
-    rates: [Rate; REGION_PAGES],
+    uses: [Uses; REGION_PAGES],
+}
+
+impl Region {
+    /// One of its groups was looked at, is again after `wait` looks, and these pages of it were touched since it was last.
+    /// Returns which pages were touched at the last looks, the last first.
+    fn note_look(
+        &mut self,
+        number: u64,
+        at: usize,
+        look: u16,
+        wait: u16,
+        touched: u32,
+    ) -> [u32; PLAYED_AFTER] {
+        let group = &mut self.groups[at];
+        // Left mapped, it was touched at some of the looks since; unmapped, only since the last one.
+        let is_since = looks_since(group.look, look) == group.wait;
+        let count = if is_since { group.wait.max(1) } else { 1 };
+        if group.wait > 1 {
+            for page in pages_in(group.touched) {
+                self.uses[page].note(is_since && touched >> page & 1 != 0);
+            }
+        }
+        (group.look, group.wait, group.touched) = (look, wait, touched);
+        // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
+        // Those of a whole region are, then: a stream went over it.
+        let first = number * REGION_GROUPS as u64 + at as u64;
+        let [mut together, mut apart] =
+            [number, !first].map(|number| Rng::with_seed(lot(number, look)));
+        let are_together = together.bool();
+        let mut touches = [0; PLAYED_AFTER];
+        for page in pages_in(touched) {
+            let chance = if are_together { together.clone() } else { apart.fork() };
+            let looks = self.uses[page].draw(count, chance);
+            for (back, pages) in touches.iter_mut().enumerate() {
+                *pages |= (looks >> back & 1) << page;
+            }
+        }
+        touches
+    }
 }
 
 /// What is known of a group.
@@ -40,6 +79,8 @@ struct Known {
     /// The last at which it was looked at, and how many looks later it is again.
     look: u16,
     wait: u16,
+    /// The pages of the region that were touched then.
+    touched: u32,
 }
 
 /// Pages of a region, by its number.
@@ -223,26 +264,10 @@ impl World {
         self.present += (present & !known.present).count_ones() as usize;
         self.present -= gone.count_ones() as usize;
         known.present = known.present & !gone | present;
-        let group = &mut known.groups[at];
-        group.told = look;
+        known.groups[at].told = look;
         if let Some(patience) = seen.patience {
-            // Left mapped, it was touched at some of the looks since; unmapped, only since the last one.
-            let is_since = looks_since(group.look, look) == group.wait;
-            let count = if is_since { group.wait.max(1) } else { 1 };
-            (group.look, group.wait) = (look, 1 << patience.min(PATIENCE_MAX));
-            // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
-            // Those of a whole region are, then: a stream went over it.
-            let [mut together, mut apart] =
-                [number, !seen.group].map(|number| Rng::with_seed(lot(number, look)));
-            let are_together = together.bool();
-            let mut touches = [0; PLAYED_AFTER];
-            for page in pages_in(here(ALL_OF_GROUP)) {
-                let noted = known.rates[page].note(count, touched >> page & 1 != 0);
-                let Some(others) = noted else { continue };
-                let chance = if are_together { together.clone() } else { apart.fork() };
-                rate::draw(count, others, chance).for_each(|back| touches[back] |= 1 << page);
-            }
-            looks.note_touched(number, &touches);
+            let wait = 1 << patience.min(PATIENCE_MAX);
+            looks.note_touched(number, &known.note_look(number, at, look, wait, touched));
             self.touched += touched.count_ones() as usize;
         }
     }
@@ -573,6 +598,23 @@ mod tests {
         }
         program.rest();
         assert_eq!(program.world.miniatures[0].mapped, 40 * GROUP_PAGES);
+    }
+
+    #[test]
+    fn what_is_used_for_a_while_now_and_then_is_drawn_seldom() {
+        // Left mapped, and touched meanwhile: each time, or every second time.
+        let drawn = |pause: u16| {
+            let (mut region, mut look, mut drawn) = (Region::default(), 0, 0);
+            for _ in 0..100 {
+                region.note_look(0, 0, look, 32, 0xff);
+                let touches = region.note_look(0, 0, look + 32, 32, 0xff);
+                drawn += touches.iter().map(|pages| pages.count_ones()).sum::<u32>();
+                look += 64 + pause;
+            }
+            f64::from(drawn) / 800.0
+        };
+        let (always, seldom) = (drawn(0), drawn(32));
+        assert!(always > 10.0 && seldom < 5.0, "{always} and {seldom}");
     }
 
     #[test]
