@@ -33,8 +33,8 @@ struct Region {
 }
 
 impl Region {
-    /// One of its groups was looked at, is again after `wait` looks, and these pages of it were touched since it was last.
-    /// Returns which pages were touched at the last looks, the last first.
+    /// One of its groups was looked at, and will be again `wait` looks later: these pages were touched since the last time.
+    /// Returns which of them were touched at the last looks, the last first.
     fn note_look(
         &mut self,
         number: u64,
