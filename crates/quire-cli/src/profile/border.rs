@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 
 use quire::control::Gains;
 
-use super::miniature::Terms;
 use super::misses::Costs;
 
 /// What the pool has of a budget at first, at least, and at most, where there is a swap file behind it.
@@ -72,15 +71,15 @@ impl Border {
     }
 
     /// Moves the border, where enough pages have left since the last time; so many have in all, the pool has so many,
-    /// and there is room for `limit`.
-    pub(super) fn settle(&mut self, evicted: u64, in_pool: usize, limit: f64, terms: &Terms) {
+    /// there is room for `limit`, and each stands for `scale`.
+    pub(super) fn settle(&mut self, evicted: u64, in_pool: usize, limit: f64, scale: f64) {
         let left = (evicted - self.looked_at) as f64;
         if left < (limit * NEAR_PART).max(1.0) {
             return;
         }
         self.looked_at = evicted;
         let quarter = (in_pool as f64 / 4.0).max(1.0);
-        let all = |sampled: f64| (sampled * terms.scale) as u64;
+        let all = |sampled: f64| (sampled * scale) as u64;
         let gains = Gains {
             left: all(left),
             near: all(self.near),

@@ -73,8 +73,9 @@ pub(super) struct Miniature {
     pages: Vec<[Page; REGION_PAGES]>,
     /// Mapped pages by group.
     mapped_of: Vec<u32>,
-    /// Pages that it has, wherever they are.
+    /// Pages that it has, wherever they are, and pages of the program for each of those.
     present: usize,
+    scale: f64,
     pub mapped: usize,
     in_limbo: usize,
     in_pool: usize,
@@ -107,8 +108,6 @@ pub(super) struct Terms {
     pub wanted_pages: u64,
     /// One region in so many is sampled.
     pub one_in: f64,
-    /// Pages of the program for each of those that a miniature has.
-    pub scale: f64,
 }
 
 impl Miniature {
@@ -119,6 +118,7 @@ impl Miniature {
             pages: vec![[Page::default(); REGION_PAGES]; regions],
             mapped_of: vec![0; regions * REGION_GROUPS],
             present: 0,
+            scale: 1.0,
             mapped: 0,
             in_limbo: 0,
             in_pool: 0,
@@ -143,20 +143,20 @@ impl Miniature {
 
     /// What happens in it when these pages are touched, one touch after another.
     pub(super) fn play(&mut self, touches: &[Touch], order: &Order, terms: &Terms) {
-        let terms = &Terms { scale: self.scale(touches, terms), ..*terms };
+        self.scale = self.scale_of(touches, terms);
         let budget_pages = self.budget_bytes / PAGE_SIZE as u64;
-        let limit = managed_part(budget_pages, terms.unmanaged_pages, 0) as f64 / terms.scale;
+        let limit = managed_part(budget_pages, terms.unmanaged_pages, 0) as f64 / self.scale;
         let mut misses = Misses::default();
         for &touch in touches {
             misses += self.touch(touch, limit, terms);
             self.settle(limit, order, terms);
         }
-        self.misses += misses * terms.scale;
+        self.misses += misses * self.scale;
     }
 
     /// Pages of the program for each of those here when all that was touched at the look is: where twice as much is
     /// sampled as before, much is new here that is not new to the program.
-    fn scale(&self, touches: &[Touch], terms: &Terms) -> f64 {
+    fn scale_of(&self, touches: &[Touch], terms: &Terms) -> f64 {
         let new = |touch: &Touch| touch.pages & self.pages_at(touch.region, &[Place::Nowhere]);
         let new: u32 = touches.iter().map(|touch| new(touch).count_ones()).sum();
         let counted = terms.wanted_pages as f64 / (self.present + new as usize).max(1) as f64;
@@ -233,7 +233,7 @@ impl Miniature {
                 }
                 Place::Pool | Place::File => {
                     self.note_refault(page, limit, terms);
-                    let count = self.fault(region, at, limit, terms);
+                    let count = self.fault(region, at, limit);
                     misses.add_at(page.place == Place::File, [1.0, f64::from(count - 1)]);
                 }
             }
@@ -245,14 +245,14 @@ impl Miniature {
     }
 
     /// A fault on a page in swap has it back, and what comes along; returns how many these are.
-    fn fault(&mut self, region: usize, at: usize, limit: f64, terms: &Terms) -> u32 {
+    fn fault(&mut self, region: usize, at: usize, limit: f64) -> u32 {
         let places: &[Place] = match self.pages[region][at].place {
             Place::File => &[Place::Pool, Place::File],
             _ => &[Place::Pool],
         };
         let swapped = self.pages_at(region, &[Place::Pool, Place::File]);
-        let limit_pages = limit * terms.scale;
-        let order = self.along.order(region, at, swapped, limit_pages, terms.scale);
+        let limit_pages = limit * self.scale;
+        let order = self.along.order(region, at, swapped, limit_pages, self.scale);
         let first = at >> order << order;
         self.bring(region, first..first + (1 << order), places)
     }
@@ -301,9 +301,9 @@ impl Miniature {
 
     /// Reclaims what is too much, where the miniature has room for `limit` pages.
     fn settle(&mut self, limit: f64, order: &Order, terms: &Terms) {
-        let pages = (limit * terms.scale) as usize;
+        let pages = (limit * self.scale) as usize;
         let free = kept_free(pages);
-        let room = limit - free as f64 / terms.scale;
+        let room = limit - free as f64 / self.scale;
         let mut rounds = 0;
         while self.held(terms) > room && rounds < 2 {
             if self.in_limbo as f64 > limit * LIMBO_PART || self.mapped == 0 {
@@ -320,7 +320,7 @@ impl Miniature {
             self.write_oldest(limit, terms);
         }
         self.tidy();
-        self.border.settle(self.evicted, self.in_pool, limit, terms);
+        self.border.settle(self.evicted, self.in_pool, limit, self.scale);
     }
 
     /// Writes to the file what is too much for the pool's share.

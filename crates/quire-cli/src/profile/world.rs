@@ -1,148 +1,21 @@
 //! What is known of the sampled pages: which there are, which were touched, and what that makes of each budget.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-use fastrand::Rng;
-use quire::control::sampling::{GROUP_PAGES, GroupSample, LOOK_MASK, PATIENCE_MAX, REGION_GROUPS};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use quire::control::sampling::{GroupSample, PATIENCE_MAX, REGION_GROUPS};
 
+use super::looks::{Look, Looks, PLAYED_AFTER, Pages, looks_since, lot};
 use super::miniature::{Miniature, Played, REGION_PAGES, STREAM_PAGES, Terms, Touch, pages_in};
 use super::misses::{Costs, Packs};
-use super::uses::Uses;
+use super::region::{Region, pages_at, pages_of, region_of};
 
 /// A region's process, and its number there.
 pub(super) type Key = (u32, u64);
 /// The regions that are known, in the order of addresses.
 pub(super) type Order = BTreeMap<Key, usize>;
 
-/// Looks that are waited for before one is played: as many as a group is passed over at most.
-const PLAYED_AFTER: usize = 1 << PATIENCE_MAX;
 /// Pages tried by which it is known how pages pack lately.
 const LATELY: f64 = 512.0;
-const ALL_OF_GROUP: u16 = (1 << GROUP_PAGES) - 1;
-
-/// What is known of a sampled region.
-#[derive(Default)]
-struct Region {
-    present: u32,
-    /// Pages that were touched at the last look that was played and had any, and its number.
-    touched: u32,
-    touched_at: u16,
-    groups: [Known; REGION_GROUPS],
-    uses: [Uses; REGION_PAGES],
-}
-
-impl Region {
-    /// One of its groups was looked at, and will be again `wait` looks later: these pages were touched since the last time.
-    /// Returns which of them were touched at the last looks, the last first.
-    fn note_look(
-        &mut self,
-        number: u64,
-        at: usize,
-        look: u16,
-        wait: u16,
-        touched: u32,
-    ) -> [u32; PLAYED_AFTER] {
-        let group = &mut self.groups[at];
-        // Left mapped, it was touched at some of the looks since; unmapped, only since the last one.
-        let is_since = looks_since(group.look, look) == group.wait;
-        let count = if is_since { group.wait.max(1) } else { 1 };
-        if group.wait > 1 {
-            for page in pages_in(group.touched) {
-                self.uses[page].note(is_since && touched >> page & 1 != 0);
-            }
-        }
-        (group.look, group.wait, group.touched) = (look, wait, touched);
-        // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
-        // Those of a whole region are, then: a stream went over it.
-        let first = number * REGION_GROUPS as u64 + at as u64;
-        let [mut together, mut apart] =
-            [number, !first].map(|number| Rng::with_seed(lot(number, look)));
-        let are_together = together.bool();
-        let mut touches = [0; PLAYED_AFTER];
-        for page in pages_in(touched) {
-            let chance = if are_together { together.clone() } else { apart.fork() };
-            let looks = self.uses[page].draw(count, chance);
-            for (back, pages) in touches.iter_mut().enumerate() {
-                *pages |= (looks >> back & 1) << page;
-            }
-        }
-        touches
-    }
-}
-
-/// What is known of a group.
-#[derive(Clone, Copy, Default)]
-struct Known {
-    /// The last look that told of it.
-    told: u16,
-    /// The last at which it was looked at, and how many looks later it is again.
-    look: u16,
-    wait: u16,
-    /// The pages of the region that were touched then.
-    touched: u32,
-}
-
-/// Pages of a region, by its number.
-type Pages = (u64, u32);
-
-/// What was seen at a look, and what was so when it ended; `None` where it has not.
-#[derive(Default)]
-struct Look {
-    gone: Vec<Pages>,
-    /// Pages that are there, and not touched: they have been there.
-    found: Vec<Pages>,
-    touched: Vec<Pages>,
-    terms: Option<Terms>,
-}
-
-/// The looks of a process that are not played yet, the oldest first. What is touched all the time is looked at now
-/// and then, and only then it is known that it was.
-struct Looks {
-    /// The number of the last, which the process is telling of.
-    last: u16,
-    /// Pages with content that it had at the last that was played.
-    wanted_pages: u64,
-    waiting: VecDeque<Look>,
-}
-
-impl Looks {
-    fn new(last: u16) -> Looks {
-        Looks { last, wanted_pages: 0, waiting: VecDeque::from([Look::default()]) }
-    }
-
-    /// These pages of a region were touched at the last looks, the last first.
-    fn note_touched(&mut self, number: u64, pages: &[u32]) {
-        for (look, &pages) in self.waiting.iter_mut().rev().zip(pages) {
-            if pages != 0 {
-                look.touched.push((number, pages));
-            }
-        }
-    }
-
-    fn note_gone(&mut self, pages: Pages) {
-        self.last_mut().gone.push(pages);
-    }
-
-    fn last_mut(&mut self) -> &mut Look {
-        self.waiting.back_mut().expect("the one that is told of")
-    }
-}
-
-/// How many looks one number is behind another.
-fn looks_since(earlier: u16, look: u16) -> u16 {
-    look.wrapping_sub(earlier) & LOOK_MASK
-}
-
-/// What chance gives a number at a look.
-fn lot(number: u64, look: u16) -> u64 {
-    xxh3_64_with_seed(&number.to_ne_bytes(), look.into())
-}
-
-/// The region that a group is in, and its place there.
-fn region_of(group: u64) -> (u64, usize) {
-    (group / REGION_GROUPS as u64, group as usize % REGION_GROUPS)
-}
 
 /// What was seen of all sampled regions, and the miniatures that live by it.
 pub(super) struct World {
@@ -172,7 +45,6 @@ impl World {
                 unmanaged_pages: 0,
                 wanted_pages: 0,
                 one_in: 1.0,
-                scale: 1.0,
             },
             regions: Vec::new(),
             unused: Vec::new(),
@@ -249,13 +121,12 @@ impl World {
     pub(super) fn see(&mut self, pid: u32, look: u16, seen: GroupSample) {
         let (number, at) = region_of(seen.group);
         let region = self.region((pid, number));
-        let here = |mask: u16| u32::from(mask) << (at * GROUP_PAGES);
-        let (present, touched) = (here(seen.present), here(seen.touched));
+        let [present, touched] = [seen.present, seen.touched].map(|pages| pages_at(at, pages));
         let looks = self.looks.entry(pid).or_insert_with(|| Looks::new(look));
         let known = &mut self.regions[region];
-        let gone = known.present & here(ALL_OF_GROUP) & !present;
+        let gone = known.present & pages_of(at) & !present;
         if gone != 0 {
-            looks.note_gone((number, gone));
+            looks.last_mut().gone.push((number, gone));
         }
         let found = present & !known.present & !touched;
         if found != 0 {
@@ -301,20 +172,18 @@ impl World {
             let untold = (0..REGION_GROUPS).filter(|&at| known.groups[at].told != look);
             let gone = untold.fold(0, |mask, at| mask | pages_of(at)) & known.present;
             if gone != 0 {
-                looks.note_gone((number, gone));
+                looks.last_mut().gone.push((number, gone));
                 self.present -= gone.count_ones() as usize;
                 known.present &= !gone;
             }
         }
     }
 
-    /// What was touched at a look happens in the miniatures. In which order it was is not known; that of addresses, in
-    /// which the clock's hand goes as well, would be the worst of all, and for each page one of its own is chance.
-    /// `false`: there was none.
+    /// What was touched at a look happens in the miniatures. `false`: there was none.
     fn play_oldest(&mut self, pid: u32) -> bool {
         let Some(looks) = self.looks.get_mut(&pid) else { return false };
         let Some(oldest) = looks.waiting.pop_front() else { return false };
-        let Look { gone, found, mut touched, terms } = oldest;
+        let Look { gone, found, touched, terms } = oldest;
         looks.wanted_pages = terms.map_or(looks.wanted_pages, |terms| terms.wanted_pages);
         let look = looks_since(looks.waiting.len() as u16, looks.last);
         for (number, pages) in gone {
@@ -324,6 +193,22 @@ impl World {
             let Some(&region) = self.order.get(&(pid, number)) else { continue };
             self.miniatures.iter_mut().for_each(|miniature| miniature.find(region, pages));
         }
+        let touches = self.touches(pid, look, touched);
+        // What faults cost, and how long packed pages are, is known better by now; and of what is sampled no more nothing
+        // is left.
+        let Terms { costs, packed, one_in, .. } = self.terms;
+        let wanted = self.looks.values().map(|looks| looks.wanted_pages);
+        let wanted_pages = wanted.fold(0, u64::saturating_add);
+        let terms = Terms { costs, packed, one_in, wanted_pages, ..terms.unwrap_or(self.terms) };
+        for miniature in &mut self.miniatures {
+            miniature.play(&touches, &self.order, &terms);
+        }
+        true
+    }
+
+    /// What was touched at a look, one touch after another. In which order it was is not known; that of addresses, in which
+    /// the clock's hand goes as well, would be the worst of all, and for each page one of its own is chance.
+    fn touches(&mut self, pid: u32, look: u16, mut touched: Vec<Pages>) -> Vec<Touch> {
         touched.sort_unstable();
         let mut touches: Vec<Touch> = Vec::new();
         for parts in touched.chunk_by(|one, other| one.0 == other.0) {
@@ -345,16 +230,7 @@ impl World {
             }));
         }
         touches.sort_unstable_by_key(|touch| touch.turn);
-        // What faults cost, and how long packed pages are, is known better by now; and of what is sampled no more nothing
-        // is left.
-        let Terms { costs, packed, one_in, .. } = self.terms;
-        let wanted = self.looks.values().map(|looks| looks.wanted_pages);
-        let wanted_pages = wanted.fold(0, u64::saturating_add);
-        let terms = Terms { costs, packed, one_in, wanted_pages, ..terms.unwrap_or(self.terms) };
-        for miniature in &mut self.miniatures {
-            miniature.play(&touches, &self.order, &terms);
-        }
-        true
+        touches
     }
 
     fn region(&mut self, key: Key) -> usize {
@@ -417,13 +293,9 @@ impl World {
     }
 }
 
-/// The pages of a region's group.
-fn pages_of(at: usize) -> u32 {
-    u32::from(ALL_OF_GROUP) << (at * GROUP_PAGES)
-}
-
 #[cfg(test)]
 mod tests {
+    use quire::control::sampling::GROUP_PAGES;
     use quire::units::PAGE_SIZE;
 
     use super::super::misses::Misses;
@@ -437,7 +309,7 @@ mod tests {
     };
     const MIB: u64 = 1 << 20;
     const PID: u32 = 7;
-    const ALL: u16 = ALL_OF_GROUP;
+    const ALL: u16 = (1 << GROUP_PAGES) - 1;
 
     /// A program that touches groups, all of which are sampled.
     struct Program {
@@ -598,23 +470,6 @@ mod tests {
         }
         program.rest();
         assert_eq!(program.world.miniatures[0].mapped, 40 * GROUP_PAGES);
-    }
-
-    #[test]
-    fn what_is_used_for_a_while_now_and_then_is_drawn_seldom() {
-        // Left mapped, and touched meanwhile: each time, or every second time.
-        let drawn = |pause: u16| {
-            let (mut region, mut look, mut drawn) = (Region::default(), 0, 0);
-            for _ in 0..100 {
-                region.note_look(0, 0, look, 32, 0xff);
-                let touches = region.note_look(0, 0, look + 32, 32, 0xff);
-                drawn += touches.iter().map(|pages| pages.count_ones()).sum::<u32>();
-                look += 64 + pause;
-            }
-            f64::from(drawn) / 800.0
-        };
-        let (always, seldom) = (drawn(0), drawn(32));
-        assert!(always > 10.0 && seldom < 5.0, "{always} and {seldom}");
     }
 
     #[test]
