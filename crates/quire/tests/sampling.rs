@@ -93,6 +93,31 @@ fn each_look_tells_what_was_touched_since_the_last_and_loses_nothing() {
 }
 
 #[test]
+fn a_page_says_how_many_looks_ago_it_was_touched_first() {
+    let mut watched = Watched::new(0);
+    let range = watched.machine.map(0, GROUP_PAGES);
+    watched.machine.fill_all(range);
+    let mut patience = 0;
+    // Until it is passed over for a while.
+    while patience < PATIENCE_MAX {
+        watched.touch(range.pages().map(|page| page.0));
+        patience = watched.look().0.get(&0).and_then(|seen| seen.patience).unwrap_or(0);
+    }
+    let looks = 1 << PATIENCE_MAX;
+    for look in 0..looks {
+        // Once more is not first.
+        watched.touch([look / 8, 0]);
+        let (told, _) = watched.look();
+        if look + 1 == looks {
+            let ages = [0, 8, 16, 24].map(|since| looks as u8 - 1 - since);
+            assert_eq!((told[&0].touched, &told[&0].ages[..4]), (0b1111, &ages[..]));
+        }
+    }
+    watched.machine.expect_all(range);
+    watched.machine.space.check();
+}
+
+#[test]
 fn a_few_pages_are_packed_at_each_look_touched_or_not_and_none_at_the_first() {
     let mut watched = Watched::new(0);
     let range = watched.machine.map(0, 64 * GROUP_PAGES);

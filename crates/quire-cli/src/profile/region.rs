@@ -19,8 +19,8 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// One of its groups was looked at, and will be again `wait` looks later: these pages were touched since the last time.
-    /// Returns which of them were touched at the last looks, the last first.
+    /// One of its groups was looked at, and will be again `wait` looks later: these pages were touched since the last
+    /// time, each first so many looks ago. Returns which of them were touched at the last looks, the last first.
     pub(super) fn note_look(
         &mut self,
         number: u64,
@@ -28,6 +28,7 @@ impl Region {
         look: u16,
         wait: u16,
         touched: u32,
+        ages: [u8; GROUP_PAGES],
     ) -> [u32; PLAYED_AFTER] {
         let group = &mut self.groups[at];
         // Left mapped, it was touched at some of the looks since; unmapped, only since the last one.
@@ -39,16 +40,14 @@ impl Region {
             }
         }
         (group.look, group.wait, group.touched) = (look, wait, touched);
-        // Nor is it known whether pages of a group were touched together: at every second look they are taken to be.
-        // Those of a whole region are, then: a stream went over it.
-        let first = number * REGION_GROUPS as u64 + at as u64;
-        let [mut together, mut apart] =
-            [number, !first].map(|number| Rng::with_seed(lot(number, look)));
-        let are_together = together.bool();
+        // Pages that were touched first at the same look are taken to be used together.
+        let chance = Rng::with_seed(lot(number, look));
         let mut touches = [0; PLAYED_AFTER];
         for page in pages_in(touched) {
-            let chance = if are_together { together.clone() } else { apart.fork() };
-            let looks = self.uses[page].draw(count, chance);
+            // What has no age of this course came without a fault that tells it.
+            let age = u16::from(ages[page % GROUP_PAGES]);
+            let first = if age < count { age } else { 0 };
+            let looks = self.uses[page].draw(first, chance.clone());
             for (back, pages) in touches.iter_mut().enumerate() {
                 *pages |= (looks >> back & 1) << page;
             }
@@ -89,13 +88,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_page_was_touched_at_the_look_that_it_names_where_that_is_of_this_course() {
+        let mut region = Region::default();
+        let ages = [3, 40, 0, 31, 32, 255, 3, 3];
+        region.note_look(0, 1, 100, 32, 0, ages);
+        let touches = region.note_look(0, 1, 132, 32, 0x3f00, ages);
+        let first = |page: u32| touches.iter().rposition(|pages| pages >> page & 1 != 0);
+        let firsts = [3, 0, 0, 31, 0, 0].map(Some);
+        assert_eq!([8, 9, 10, 11, 12, 13].map(first), firsts);
+        assert_eq!([14, 15, 0].map(first), [None; 3], "not touched");
+    }
+
+    #[test]
     fn what_is_used_for_a_while_now_and_then_is_drawn_seldom() {
         // Left mapped, and touched meanwhile: each time, or every second time.
         let drawn = |pause: u16| {
             let (mut region, mut look, mut drawn) = (Region::default(), 0, 0);
             for _ in 0..100 {
-                region.note_look(0, 0, look, 32, 0xff);
-                let touches = region.note_look(0, 0, look + 32, 32, 0xff);
+                region.note_look(0, 0, look, 32, 0xff, [31; GROUP_PAGES]);
+                let touches = region.note_look(0, 0, look + 32, 32, 0xff, [31; GROUP_PAGES]);
                 drawn += touches.iter().map(|pages| pages.count_ones()).sum::<u32>();
                 look += 64 + pause;
             }

@@ -138,7 +138,8 @@ impl World {
         known.groups[at].told = look;
         if let Some(patience) = seen.patience {
             let wait = 1 << patience.min(PATIENCE_MAX);
-            looks.note_touched(number, &known.note_look(number, at, look, wait, touched));
+            looks
+                .note_touched(number, &known.note_look(number, at, look, wait, touched, seen.ages));
             self.touched += touched.count_ones() as usize;
         }
     }
@@ -311,6 +312,11 @@ mod tests {
     const PID: u32 = 7;
     const ALL: u16 = (1 << GROUP_PAGES) - 1;
 
+    /// Pages of a group that were touched just before it was looked at.
+    fn sampled(group: u64, touched: u16, patience: Option<u32>) -> GroupSample {
+        GroupSample { group, touched, ages: [0; GROUP_PAGES], present: ALL, patience }
+    }
+
     /// A program that touches groups, all of which are sampled.
     struct Program {
         world: World,
@@ -333,7 +339,7 @@ mod tests {
             for group in groups {
                 self.groups = self.groups.max(group + 1);
                 let patience = Some(patience);
-                let seen = GroupSample { group, touched: pages, present: ALL, patience };
+                let seen = sampled(group, pages, patience);
                 self.world.see(PID, self.look + 1, seen);
             }
         }
@@ -444,7 +450,7 @@ mod tests {
         let part = 10 * MIB / GROUP_BYTES;
         let groups = |world: &mut World, look: u16| {
             for group in 0..part {
-                let seen = GroupSample { group, touched: ALL, present: ALL, patience: Some(0) };
+                let seen = sampled(group, ALL, Some(0));
                 world.see(PID + 1, look, seen);
             }
             world.end_look(PID + 1, look, part * GROUP_PAGES as u64);
@@ -465,7 +471,7 @@ mod tests {
     fn what_was_there_before_it_was_sampled_takes_room() {
         let mut program = Program::new(&[24], false);
         for group in 0..40 {
-            let seen = GroupSample { group, touched: 0, present: ALL, patience: None };
+            let seen = sampled(group, 0, None);
             program.world.see(PID, 1, seen);
         }
         program.rest();

@@ -19,8 +19,8 @@ pub const REGION_GROUPS: usize = 1 << REGION_ORDER;
 const REGION_ORDER: u32 = 2;
 /// Records of the ring.
 pub const SAMPLES: usize = 1 << 14;
-/// Groups that a record has.
-pub const GROUPS: usize = WORDS - 1;
+/// Groups that a record has, in two words each.
+pub const GROUPS: usize = (WORDS - 1) / 2;
 /// Looks that a group is passed over at most, as a power of two.
 pub const PATIENCE_MAX: u32 = 5;
 /// A census, in which each group is told of, is every so many looks.
@@ -56,6 +56,8 @@ pub struct GroupSample {
     pub group: u64,
     /// The pages that were touched since the group was last unmapped, a bit each.
     pub touched: u16,
+    /// How many looks ago each of these was touched first; the most there is where that is not known.
+    pub ages: [u8; GROUP_PAGES],
     /// The pages that have content.
     pub present: u16,
     /// Looks for which it is left mapped, as a power of two; `None` where it was not looked at, because it
@@ -64,19 +66,21 @@ pub struct GroupSample {
 }
 
 impl GroupSample {
-    fn to_word(self) -> u64 {
+    fn to_words(self) -> [u64; 2] {
         let patience = self.patience.map_or(NOT_LOOKED_AT, u64::from);
         let group = self.group << PATIENCE_BITS | patience;
-        (group << TOUCHED_BITS | u64::from(self.touched)) << PRESENT_BITS | u64::from(self.present)
+        let touched = group << TOUCHED_BITS | u64::from(self.touched);
+        [touched << PRESENT_BITS | u64::from(self.present), u64::from_le_bytes(self.ages)]
     }
 
     /// `None` of a place that was left empty: a group without content would not be told of.
-    fn of_word(word: u64) -> Option<GroupSample> {
+    fn of_words([word, ages]: [u64; 2]) -> Option<GroupSample> {
         let present = word as u16;
         let patience = word >> (PRESENT_BITS + TOUCHED_BITS) & NOT_LOOKED_AT;
         (present != 0).then_some(GroupSample {
             group: word >> (PRESENT_BITS + TOUCHED_BITS + PATIENCE_BITS),
             touched: (word >> PRESENT_BITS) as u16,
+            ages: ages.to_le_bytes(),
             present,
             patience: (patience != NOT_LOOKED_AT).then_some(patience as u32),
         })
@@ -122,8 +126,8 @@ impl Sample {
         let mut words = [0; WORDS];
         let kind = match self.told {
             Told::Groups(groups) => {
-                for (word, group) in words[1..].iter_mut().zip(groups) {
-                    *word = group.map_or(0, GroupSample::to_word);
+                for (words, group) in words[1..].as_chunks_mut().0.iter_mut().zip(groups) {
+                    *words = group.map_or([0; 2], GroupSample::to_words);
                 }
                 KIND_GROUPS
             }
@@ -147,7 +151,8 @@ impl Sample {
             look: words[0] as u16 & LOOK_MASK,
             told: match words[0] >> KIND_SHIFT & KIND_MASK {
                 KIND_GROUPS => {
-                    Told::Groups(core::array::from_fn(|at| GroupSample::of_word(words[1 + at])))
+                    let words = |at: usize| [words[1 + 2 * at], words[2 + 2 * at]];
+                    Told::Groups(core::array::from_fn(|at| GroupSample::of_words(words(at))))
                 }
                 KIND_PACKED => Told::Packed { bytes: words[1], unpack_ns: words[2] },
                 _ => Told::End { windows: words[1], wanted: words[2] },
@@ -225,15 +230,13 @@ mod tests {
 
     #[test]
     fn a_sample_is_read_as_it_was_written() {
-        let group = |group, patience| GroupSample { group, touched: 5, present: 0xffff, patience };
-        let groups = [
-            Some(group(0, Some(0))),
-            Some(group((1 << 28) - 1, Some(PATIENCE_MAX))),
-            None,
-            Some(group(7, None)),
-        ];
+        let ages = core::array::from_fn(|at| at as u8 * 9);
+        let group = |group, patience| {
+            Some(GroupSample { group, touched: 5, ages, present: 0xffff, patience })
+        };
         for told in [
-            Told::Groups(groups),
+            Told::Groups([group(0, Some(0)), group((1 << 28) - 1, Some(PATIENCE_MAX))]),
+            Told::Groups([None, group(7, None)]),
             Told::Groups([None; GROUPS]),
             Told::Packed { bytes: 4096, unpack_ns: u64::MAX },
             Told::End { windows: u64::MAX, wanted: 7 },

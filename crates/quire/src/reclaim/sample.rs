@@ -6,14 +6,16 @@
 //! for long, and so the few pages with which a program works cost it little.
 //! [`crate::control::sampling`] has what is told; what it means is its reader's affair.
 //!
-//! Locks: those of [`super::evict`]. The stamp of a group's first page, while that is in memory, has when the group is
-//! due: reclaim's is written when a page leaves.
+//! Locks: those of [`super::evict`]. The stamp of a page that is in memory has after which look it was touched, and that
+//! of a group's first page when the group is due: reclaim's is written when a page leaves. Both halves are written by
+//! different threads, and what is lost by that is a number in a sample.
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Reclaimer;
 use crate::control::sampling::{
-    GROUP_PAGES, GROUPS, GroupSample, PATIENCE_MAX, Sample, Told, first_page, group_of, is_sampled,
+    GROUP_PAGES, GROUPS, GroupSample, LOOK_MASK, PATIENCE_MAX, Sample, Told, first_page, group_of,
+    is_sampled,
 };
 use crate::mmu::{FrameId, Mmu};
 use crate::page::State;
@@ -21,7 +23,7 @@ use crate::scratch::Scratch;
 use crate::space::VmSpace;
 use crate::swap::compress::{Compressed, decompress};
 use crate::sys::monotonic_ns;
-use crate::units::{PAGE_SIZE, PageRange};
+use crate::units::{PAGE_SIZE, PageNum, PageRange};
 
 /// Pages that are packed at a look, to see what it brings, up to twice as many.
 const TRIED: u64 = 2;
@@ -34,12 +36,11 @@ const NS_PER_MS: u64 = 1_000_000;
 #[derive(Default)]
 pub struct Sampler {
     due_ns: u64,
-    look: u16,
     /// Groups with content that the last look has seen.
     seen: u64,
 }
 
-/// When a group is looked at next, and whether it was touched when it was last: its first page's stamp.
+/// When a group is looked at next, and whether it was touched when it was last: the upper half of its first page's stamp.
 #[derive(Clone, Copy)]
 struct Turn {
     due: u16,
@@ -47,21 +48,22 @@ struct Turn {
 }
 
 impl Turn {
-    const TOUCHED: u32 = 1 << 31;
+    const TOUCHED: u16 = !LOOK_MASK;
 
     fn of(stamp: u32) -> Turn {
-        Turn { due: stamp as u16, was_touched: stamp & Self::TOUCHED != 0 }
+        let half = (stamp >> u16::BITS) as u16;
+        Turn { due: half & LOOK_MASK, was_touched: half & Self::TOUCHED != 0 }
     }
 
     fn get(self) -> u32 {
         let touched = if self.was_touched { Self::TOUCHED } else { 0 };
-        touched | u32::from(self.due)
+        u32::from(touched | self.due & LOOK_MASK) << u16::BITS
     }
 
     /// Whether the group is looked at. What the stamp says may be reclaim's: no group waits longer than the
     /// most patient one.
     fn is_due(self, look: u16) -> bool {
-        let left = self.due.wrapping_sub(look);
+        let left = self.due.wrapping_sub(look) & LOOK_MASK;
         left == 0 || left > 1 << PATIENCE_MAX
     }
 
@@ -111,8 +113,7 @@ impl<M: Mmu> VmSpace<M> {
         if now < sampler.due_ns {
             return Some((sampler.due_ns - now).div_ceil(NS_PER_MS));
         }
-        sampler.look = sampler.look.wrapping_add(1);
-        let look = sampler.look;
+        let look = self.look.fetch_add(1, Relaxed).wrapping_add(1);
         let pid = self.budget.member().pid.load(Relaxed);
         let sample = Sample::new(pid, look);
         let mut letter = Letter { space: self, sample, groups: [None; GROUPS], count: 0 };
@@ -151,22 +152,26 @@ impl<M: Mmu> VmSpace<M> {
     /// Tells of a group and unmaps it, if it is due; returns whether it has content.
     fn sample_group(&self, group: u64, letter: &mut Letter<'_, M>, scratch: &mut Scratch) -> bool {
         let range = PageRange::new(first_page(group), GROUP_PAGES);
+        let look = letter.sample.look;
         let (mut touched, mut present) = (0u16, 0u16);
+        let mut ages = [0; GROUP_PAGES];
         for (at, page) in range.pages().enumerate() {
             let state = self.snapshot(page).state();
             touched |= u16::from(state == State::Mapped) << at;
             present |= u16::from(!matches!(state, State::None | State::Poisoned)) << at;
+            let since =
+                look.wrapping_sub(self.pages.stamp(page).load(Relaxed) as u16).wrapping_sub(1);
+            ages[at] = u8::try_from(since).unwrap_or(u8::MAX);
         }
         if present == 0 {
             return false;
         }
-        let look = letter.sample.look;
         let stamp = self.pages.stamp(range.start);
         let has_turn = !self.snapshot(range.start).state().is_swapped();
         let turn = Turn::of(stamp.load(Relaxed));
         if has_turn && !turn.is_due(look) {
             if letter.sample.is_census() {
-                letter.push(GroupSample { group, touched: 0, present, patience: None });
+                letter.push(GroupSample { group, touched: 0, ages, present, patience: None });
             }
             return true;
         }
@@ -179,9 +184,16 @@ impl<M: Mmu> VmSpace<M> {
             self.evict_range(range, Reclaimer::Advice, scratch);
         }
         if touched != 0 || letter.sample.is_census() {
-            letter.push(GroupSample { group, touched, present, patience: Some(patience) });
+            letter.push(GroupSample { group, touched, ages, present, patience: Some(patience) });
         }
         true
+    }
+
+    /// Notes that a page is touched that a look has unmapped.
+    pub(crate) fn note_touched(&self, page: PageNum) {
+        let stamp = self.pages.stamp(page);
+        let turn = stamp.load(Relaxed) >> u16::BITS << u16::BITS;
+        stamp.store(turn | u32::from(self.look.load(Relaxed)), Relaxed);
     }
 
     /// How a page of the group packs that is in limbo.

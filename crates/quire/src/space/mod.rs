@@ -62,7 +62,9 @@ mod vma_tests;
 mod wait;
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering,
+};
 
 pub use self::advise::Advice;
 use self::dying::Dying;
@@ -104,6 +106,8 @@ pub struct VmSpace<M: Mmu> {
     /// Of the watermarks, up to [`BOOST_MAX`].
     pub(crate) boost: AtomicUsize,
     pub(crate) border: Border,
+    /// The number of the last look at the pages that are sampled.
+    pub(crate) look: AtomicU16,
     pub(crate) asked: AskedLast,
     pub(crate) clock: Mutex<rank::Clock, Clock>,
     pub(crate) starved: FaultList,
@@ -170,6 +174,7 @@ impl<M: Mmu> VmSpace<M> {
             costs: Costs::new(),
             boost: AtomicUsize::new(BOOST_MAX),
             border: Border::new(budget.limit()),
+            look: AtomicU16::new(0),
             asked: AskedLast::default(),
             clock: Mutex::new(Clock::default()),
             starved: FaultList::new(),
