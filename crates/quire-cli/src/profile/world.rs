@@ -138,8 +138,8 @@ impl World {
         known.groups[at].told = look;
         if let Some(patience) = seen.patience {
             let wait = 1 << patience.min(PATIENCE_MAX);
-            looks
-                .note_touched(number, &known.note_look(number, at, look, wait, touched, seen.ages));
+            let touches = known.note_look(number, at, look, wait, touched, seen.ages);
+            looks.note_touched(number, &touches);
             self.touched += touched.count_ones() as usize;
         }
     }

@@ -471,11 +471,12 @@ impl<M: Mmu> VmSpace<M> {
         let (page, first) = (locked.page(), locked.content().payload());
         let joins = |other: Snapshot| other.state() == State::Limbo;
         // Each page that is touched has to be seen where there is sampling.
-        let is_sampling = self.budget.control().sampling.is_on();
-        if is_sampling {
+        let pages_max = if self.budget.control().sampling.is_on() {
             self.note_touched(page);
-        }
-        let pages_max = if is_sampling { 1 } else { BLOCK_PAGES };
+            1
+        } else {
+            BLOCK_PAGES
+        };
         let mut window = self.open_window(locked, vma, access, guess, pages_max, joins);
         cut_to_neighbouring_frames(&mut window, first);
         let range = window.range();

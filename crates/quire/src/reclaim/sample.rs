@@ -154,14 +154,10 @@ impl<M: Mmu> VmSpace<M> {
         let range = PageRange::new(first_page(group), GROUP_PAGES);
         let look = letter.sample.look;
         let (mut touched, mut present) = (0u16, 0u16);
-        let mut ages = [0; GROUP_PAGES];
         for (at, page) in range.pages().enumerate() {
             let state = self.snapshot(page).state();
             touched |= u16::from(state == State::Mapped) << at;
             present |= u16::from(!matches!(state, State::None | State::Poisoned)) << at;
-            let since =
-                look.wrapping_sub(self.pages.stamp(page).load(Relaxed) as u16).wrapping_sub(1);
-            ages[at] = u8::try_from(since).unwrap_or(u8::MAX);
         }
         if present == 0 {
             return false;
@@ -171,11 +167,18 @@ impl<M: Mmu> VmSpace<M> {
         let turn = Turn::of(stamp.load(Relaxed));
         if has_turn && !turn.is_due(look) {
             if letter.sample.is_census() {
-                letter.push(GroupSample { group, touched: 0, ages, present, patience: None });
+                letter.push(GroupSample {
+                    group,
+                    touched: 0,
+                    ages: [0; GROUP_PAGES],
+                    present,
+                    patience: None,
+                });
             }
             return true;
         }
         let patience = turn.patience(group, look, touched != 0);
+        let ages = core::array::from_fn(|at| self.age(range.start.add(at), look));
         if has_turn {
             let due = look.wrapping_add(1 << patience);
             stamp.store(Turn { due, was_touched: touched != 0 }.get(), Relaxed);
@@ -187,6 +190,12 @@ impl<M: Mmu> VmSpace<M> {
             letter.push(GroupSample { group, touched, ages, present, patience: Some(patience) });
         }
         true
+    }
+
+    /// How many looks before this one the page was touched, as its stamp says; the most there is where that is longer ago.
+    fn age(&self, page: PageNum, look: u16) -> u8 {
+        let touched_after = self.pages.stamp(page).load(Relaxed) as u16;
+        u8::try_from(look.wrapping_sub(touched_after).wrapping_sub(1)).unwrap_or(u8::MAX)
     }
 
     /// Notes that a page is touched that a look has unmapped.
