@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use quire::control::{Control, Event, FAULT_BUCKETS, FaultKind, Member, Tally};
+use quire::control::{Control, Event, FAULT_BUCKETS, FaultKind, Member, Totals};
 
 /// The processes that are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,15 +32,16 @@ impl Counts {
     /// What a run counted since it began, or a member since it joined; `None` where that member
     /// has left.
     pub(crate) fn read(control: &Control, scope: Scope) -> Option<Counts> {
-        control.tally.read(|tally| match scope {
+        control.tally.read(|totals, leaving| match scope {
             Scope::Run => {
-                let mut counts = Counts::of_tally(tally);
-                control.present().for_each(|(_, member)| counts.add(&Counts::of_member(member)));
+                let mut counts = Counts::of_totals(totals);
+                let members = control.present().filter(|&(slot, _)| leaving != Some(slot));
+                members.for_each(|(_, member)| counts.add(&Counts::of_member(member)));
                 Some(counts)
             }
-            Scope::Member(pid) => {
-                slot_of(control, pid).map(|slot| Counts::of_member(&control.members[slot]))
-            }
+            Scope::Member(pid) => slot_of(control, pid)
+                .filter(|&slot| leaving != Some(slot))
+                .map(|slot| Counts::of_member(&control.members[slot])),
         })
     }
 
@@ -51,10 +52,10 @@ impl Counts {
         }
     }
 
-    fn of_tally(tally: &Tally) -> Counts {
+    fn of_totals(totals: &Totals) -> Counts {
         Counts {
-            events: Event::ALL.map(|event| tally.counted(event)),
-            fault_times: FaultKind::ALL.map(|kind| tally.fault_times(kind)),
+            events: Event::ALL.map(|event| totals.counted(event)),
+            fault_times: FaultKind::ALL.map(|kind| totals.fault_times(kind)),
         }
     }
 
@@ -152,9 +153,20 @@ mod tests {
         assert_eq!(tree.fault_times(FaultKind::File)[10], 4);
         assert_eq!(counts(Scope::Member(200)).unwrap().of(Event::Pgfault), 200);
         assert_eq!(counts(Scope::Member(300)), None);
-        control.tally.take_in(&control.members[0], |_| control.free_slot(0));
-        assert_eq!(counts(Scope::Run), Some(tree), "nothing is lost, and nothing counted twice");
-        assert_eq!(counts(Scope::Member(100)), None, "it has left");
+        let is_counted_once = || {
+            assert_eq!(
+                counts(Scope::Run),
+                Some(tree),
+                "nothing is lost, and nothing counted twice"
+            );
+            assert_eq!(counts(Scope::Member(100)), None, "it has left");
+        };
+        control.tally.take_in(0, &control.members[0], || {
+            is_counted_once();
+            control.free_slot(0);
+            is_counted_once();
+        });
+        is_counted_once();
         assert_eq!(control.tally.joined(), 2);
     }
 
@@ -167,7 +179,7 @@ mod tests {
         std::thread::scope(|scope| {
             let leaving = scope.spawn(|| {
                 for _ in 0..20_000 {
-                    control.tally.take_in(member, |_| control.free_slot(0));
+                    control.tally.take_in(0, member, || control.free_slot(0));
                     control.take_slot(0, 1);
                     member.count(Event::Pgfault, 1);
                 }

@@ -210,7 +210,7 @@ impl Members {
             detail: member.obituary_detail.load(Relaxed),
             held_pages,
         };
-        control.tally.take_in(member, |_| control.free_slot(slot));
+        control.tally.take_in(slot, member, || control.free_slot(slot));
         if self.count == 0 {
             forget_segments(control);
         }

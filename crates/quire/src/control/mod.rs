@@ -46,7 +46,7 @@ pub use self::sampling::Sampling;
 pub use self::seat::Seat;
 use self::shard::ShardsUsed;
 pub use self::shard::{SHARDS, Shard};
-pub use self::tally::Tally;
+pub use self::tally::{Tally, Totals};
 pub use self::trace::{TRACES, TraceRing};
 pub use self::word::AtomicWord;
 use crate::sys::futex::{self, Reach};
@@ -60,7 +60,7 @@ pub const SOCKET_VARIABLE: &str = "QUIRE_SOCKET";
 /// First word of the control page, of `Hello` and of `Welcome`.
 pub const MAGIC: u32 = 0x5155_4952;
 /// Changed with every change of a structure in this module.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 /// Of a budget that is for what is not managed, too, a 64th is kept for what comes until that is counted the next
 /// time; 16 MiB at most.
