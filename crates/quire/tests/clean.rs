@@ -310,20 +310,22 @@ fn what_a_bare_call_dropped_reads_as_zeros() {
     let sum: u64 = bytes.iter().map(|&byte| u64::from(byte)).sum();
     assert!(sum > 0);
     engine.settle(range);
-    let clean = range.pages().filter(|&page| engine.space.snapshot(page).has(Flags::CLEAN));
-    assert_eq!(clean.count(), PAGES);
+    // Where faults take long, as on busy CPUs, not all of them keep their copies.
+    let is_clean = |at| engine.space.snapshot(range.start.add(at)).has(Flags::CLEAN);
+    let first = (0..=PAGES - 8).find(|&first| (first..first + 8).all(is_clean));
+    let dropped = first.map(|first| first..first + 8).expect("eight clean pages side by side");
     // SAFETY: the range is ours.
     unsafe {
-        let address = start.add(PAGE_SIZE * 8).cast();
+        let address = start.add(PAGE_SIZE * dropped.start).cast();
         rustix::mm::madvise(address, PAGE_SIZE * 8, rustix::mm::Advice::LinuxDontNeed).unwrap();
     }
     engine.space.advise(&mut engine.space.lock(), range, Advice::PageOut).unwrap();
     for (at, page) in range.pages().enumerate() {
         let has_content = engine.space.snapshot(page).state() != State::None;
-        assert_eq!(has_content, !(8..16).contains(&at), "page {at}");
+        assert_eq!(has_content, !dropped.contains(&at), "page {at}");
     }
     for (at, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
-        let is_dropped = (8..16).contains(&at);
+        let is_dropped = dropped.contains(&at);
         let wanted = |n: usize| if is_dropped { 0 } else { (n % 100 + at) as u8 };
         assert!(page.iter().enumerate().all(|(n, &byte)| byte == wanted(n)), "page {at}");
     }
