@@ -53,8 +53,8 @@ impl Tally {
     /// the supervisor calls this.
     pub fn take_in(&self, slot: usize, member: &Member, clear: impl FnOnce()) {
         let sequence = self.sequence.load(Ordering::Relaxed);
-        // Pairs with the second fence in `read`: whoever read these totals before they counted, and saw
-        // any of what follows, sees that the count went on.
+        // Pairs with the second fence in `read`: whoever still reads the totals that are written now, which
+        // counted before the last member left, and saw any of what follows, sees that the count went on.
         fence(Ordering::Release);
         self.totals(sequence.wrapping_add(1)).store_sum(self.totals(sequence), member);
         self.leaving.store(slot as u32, Ordering::Relaxed);
